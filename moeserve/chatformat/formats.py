@@ -41,7 +41,7 @@ NewBody = Callable[[int], CallBody]  # makes the reader of a call from the call'
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls."""
+    """The format in which a model writes tool calls."""
 
     name: str  # a value of --tool-call-parser
     marks: tuple[str, ...]  # a chat template with all of these texts has this format

@@ -27,7 +27,7 @@ _HEAD: Final = re.compile(r"\s*(?:call\s*:)?\s*([\w.:-]+?)\s*:?\s*")
 
 
 class GemmaBody(NamedCallBody):
-    """Reads a call, from behind its opening tag to the last bracket of its arguments."""
+    """Reads a call, from the end of its opening tag to the last bracket of its arguments."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index, _HEAD, CallJson((TAGS.close, TAGS.open), _DIALECT, brackets="{("), "{(")

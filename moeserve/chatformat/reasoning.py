@@ -12,7 +12,7 @@ from .events import Event, Reasoning, Text
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """How a model marks its reasoning. A tag's first character does not occur again within the tag."""
+    """The tags with which a model marks its reasoning. A tag's first character does not occur again within the tag."""
 
     name: str  # a value of --reasoning-parser
     open_token: str  # the single token with which `open` begins

@@ -46,7 +46,7 @@ def closing(name: str) -> str:
 
 
 def tag_of(word: str, text: str) -> Tag | None:
-    """Reads the text of a tag behind OPEN or CLOSE. Returns None if it is no tag of the format."""
+    """Reads the text of a tag after OPEN or CLOSE. Returns None if it is no tag of the format."""
     name = _NAME.match(text)
     assert name is not None, "it matches every text"
     rest = text[name.end() :]
@@ -63,7 +63,7 @@ def tag_of(word: str, text: str) -> Tag | None:
 
 
 def may_be_tag(word: str, text: str) -> bool:
-    """Returns whether more text may make this the text of a tag behind OPEN or CLOSE."""
+    """Returns whether more text may turn this into the text of a tag after OPEN or CLOSE."""
     at = text.rfind("<")
     if at >= 0 and any(one.startswith(text[at:]) for one in WORDS):
         text = text[:at]

@@ -1,4 +1,4 @@
-"""What to do instead of other servers' flags that have no counterpart of the same meaning here, by server."""
+"""Advice for flags of other servers that have no counterpart in moeserve, by server."""
 
 from __future__ import annotations
 

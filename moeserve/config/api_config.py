@@ -10,7 +10,7 @@ from moeserve.config.several_models import SeveralModelsConfig
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig(SeveralModelsConfig):
-    """How the API is reached, and how it reads and writes chats."""
+    """The options of the network, and of how the API reads and writes chats."""
 
     host: str = option(
         "127.0.0.1",

@@ -10,7 +10,8 @@ from moeserve.config.option import option
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig(EngineConfig):
-    """What the user asked for. Paths are absolute; None means "decide from the model and the machine"."""
+    """The options that the user gave, or their defaults. Paths are absolute; None means "decide from the model and the
+    machine"."""
 
     model: str = option(
         "",

@@ -1,4 +1,4 @@
-"""Finds where the answer begins behind the model's reasoning. Stop strings end the answer, and a model also writes them
+"""Finds where the answer begins after the model's reasoning. Stop strings end the answer, and a model also writes them
 while it plans the answer."""
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class MemoryShare:
     """The view of one front. Its file stays locked until the process ends, or until `close`."""
 
     def __init__(self, folder: Path) -> None:
-        """Joins behind the fronts that share `folder`. Raises OSError."""
+        """Joins the fronts that share `folder`, as the last of them. Raises OSError."""
         self._folder = folder
         self._path = folder / f"{time.monotonic_ns():020d}-{os.getpid()}{SUFFIX}"
         draft = self._path.with_suffix(".new")

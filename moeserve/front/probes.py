@@ -63,7 +63,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/health/ready", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
 async def ready(request: Request) -> Response:
-    """As /health, but 503 also while the server before this one may still load models, in an upgrade."""
+    """Answers like /health, and with 503 also during an upgrade, while the old server may still load models."""
     return _answer(health_of(pool_of(request)), frozenset({"ok"}))
 
 

@@ -69,7 +69,8 @@ class _Search:
         return self._innermost(self._root, {()}) or self._root
 
     def message_at(self, place: Place) -> str:
-        """Returns the error of the innermost schema, which says more of an unsatisfiable one than the whole's."""
+        """Returns the error of the innermost schema that cannot be satisfied, because it says more than the error of
+        the whole schema."""
         message = self._error(place) if place.steps else None
         return message or self.message or ""
 

@@ -1,4 +1,4 @@
-"""Shows the progress of a download: a bar on a terminal, log lines elsewhere."""
+"""Shows the progress of a download: a bar on a terminal, log lines if there is none."""
 
 from __future__ import annotations
 

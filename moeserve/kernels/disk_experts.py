@@ -11,7 +11,7 @@ from moeserve.kernels.cpu_stream import CpuStream, Matrix
 
 
 class Reading(NamedTuple):
-    """How experts are read from disk, and which one is replaced by a new one."""
+    """Settings of reading experts from disk, and of choosing the expert that a new one replaces."""
 
     readers: int  # threads, each with one read in progress
     piece_bytes: int  # approximate bytes per read
@@ -20,7 +20,7 @@ class Reading(NamedTuple):
 
 
 class DiskPart(NamedTuple):
-    """Where the file has one of the three matrices of a layer's experts."""
+    """The position in a file of one of the three matrices (gate, up, down) of a layer's experts."""
 
     slots: Matrix
     path: Path

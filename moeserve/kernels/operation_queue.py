@@ -57,10 +57,10 @@ class OperationQueue:
     ) -> list[_C.ProductSpeed]:
         """Measures which form of the product is the fastest at multiplying packed weights of `types` (ggml's numbers)
         by one to sixteen tokens, from memory and with all threads: another of this CPU's instruction sets, reading in
-        order (csrc/arch/in_order.h), or prefetching into the second-level cache. From then on products use it if it
-        is at least `least_gain` times as fast as `self.isa`. The results' bits do not depend on it. Takes some 0.1 s
-        per type, at most about a second of each thread's CPU time and 5 s by the clock; does nothing if there is no
-        choice, or if caches hold all `weight_bytes`. Only while no operation is queued.
+        order (csrc/arch/in_order.h), or prefetching into the second-level cache. From then on products use it if it is
+        at least `least_gain` times as fast as `self.isa`. The results' bits do not depend on it. Takes some 0.1 s per
+        type, at most about a second of each thread's CPU time and 5 s by the clock; does nothing if there is no choice,
+        or if caches hold all `weight_bytes`. May be called only while no operation is queued.
 
         known: speeds by type, for 1, 2, 3, 4 and 8 tokens, as an earlier call returned them; they are not measured
         again.
@@ -89,7 +89,8 @@ class OperationQueue:
 
     @property
     def fetched_ahead(self) -> int:
-        """How often a thread waiting within an operation prefetched weights of a later one into its cache."""
+        """Number of times that a thread, while it waited within an operation, prefetched weights of a later operation
+        into its cache."""
         return self._native.fetched_ahead
 
     @property

@@ -41,7 +41,7 @@ class Activations:
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlacement:
-    """Where a pool thread runs. The threads of a node are consecutive in the list; nodes count from 0."""
+    """The cores on which a pool thread runs. The threads of a node are consecutive in the list; nodes count from 0."""
 
     node: int = 0  # NUMA node
     cpus: tuple[int, ...] = ()  # CPUs that the thread is bound to; empty: not bound
@@ -49,8 +49,9 @@ class ThreadPlacement:
 
 @dataclass(frozen=True, slots=True)
 class KeyRings:
-    """Where the keys of compressed attention's windows lie among a layer's keys: a ring of rows for each state slot, in
-    which position p has row p % rows. They follow the rows of KV slots, and are followed by rows for a step's keys."""
+    """The place of the keys of compressed attention's windows among a layer's keys: a ring of rows for each state slot,
+    in which position p has row p % rows. They follow the rows of KV slots, and are followed by rows for a step's
+    keys."""
 
     first: int  # row of state slot 0's ring
     rows: int  # of a ring
@@ -58,7 +59,7 @@ class KeyRings:
 
     @property
     def end(self) -> int:
-        """The first row behind the rings."""
+        """The first row after the rings."""
         return self.first + self.num * self.rows
 
 

@@ -105,7 +105,8 @@ class KvLayout:
         return mixer.ring_rows * FLOAT16.head_bytes(mixer.head_dim)
 
     def step_key_bytes(self, rows: int) -> int:
-        """Bytes of a step's keys, up to `rows` of them, that are held before they go to sequences' states."""
+        """Returns the bytes of the keys of a step of up to `rows` rows, which are held until they are copied to
+        sequences' states."""
         mixers = (layer.mixer for layer in self.shape.loaded_layers)
         dims = (mixer.head_dim for mixer in mixers if isinstance(mixer, CompressedAttentionShape))
         return sum(rows * FLOAT16.head_bytes(dim) for dim in dims)

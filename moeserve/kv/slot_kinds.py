@@ -1,4 +1,4 @@
-"""How many KV slots of each kind a pool has: see `messages/slot_kinds.py`."""
+"""Computes how many KV slots of each kind a pool has: see `messages/slot_kinds.py`."""
 
 from __future__ import annotations
 

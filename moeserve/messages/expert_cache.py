@@ -32,5 +32,5 @@ class ExpertCacheCounts(Counts, frozen=True, array_like=True):
 
     @property
     def hit_rate(self) -> float:
-        """From 0 to 1; 0 if no expert was used."""
+        """The hit rate, from 0 to 1; 0 if no expert was used."""
         return self.hits / max(1, self.hits + self.misses)

@@ -14,8 +14,8 @@ DEFAULT_FPS: Final = 2.0
 
 
 class VideoSettings(msgspec.Struct, frozen=True, array_like=True):
-    """How frames are chosen from a video. If the video is a list of frames, all are used, and `fps` says how many of
-    them make a second."""
+    """The settings by which frames are chosen from a video. If the video is a list of frames, all are used, and `fps`
+    says how many of them make a second."""
 
     fps: float = DEFAULT_FPS
     max_frames: int = MOST_FRAMES

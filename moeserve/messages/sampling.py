@@ -27,7 +27,7 @@ class Thinking(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplingParams(SamplerSettings, frozen=True, omit_defaults=True):
-    """How to sample tokens: the samplers' settings, and the limits and constraints of the answer.
+    """The parameters of sampling: the samplers' settings, and the limits and constraints of the answer.
 
     Processing order: logit_bias, penalties, DRY, min_tokens mask, grammar mask, the samplers, draw. Logprobs are of the
     raw logits, before any of these, as in vLLM's default.

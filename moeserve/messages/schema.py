@@ -144,8 +144,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a prompt has been prefilled: `done` of its `total` tokens. `cached` of the done tokens were
-    found in the prefix cache."""
+    """The progress of a prompt's prefill: `done` of its `total` tokens. `cached` of the done tokens were found in the
+    prefix cache."""
 
     total: int
     cached: int

@@ -1,4 +1,4 @@
-"""The kernel's resource limits of a process (getrlimit(2)): checks those that a server needs, and sets its own."""
+"""The kernel's resource limits of a process (getrlimit(2)): checks the limits that a server needs, and sets its own."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter's properties beside its name, type and default, which are the field's. A value below `least` means
-    `least`, and one above `most` means `most`: APIs write "off" as -1, too."""
+    """A parameter's properties; its name, type and default are those of the field that declares it. A value below
+    `least` means `least`, and one above `most` means `most`: APIs write "off" as -1, too."""
 
     help: str  # one line, for the APIs' documents
     range: Range  # of an API's values
@@ -84,7 +84,8 @@ _REPEAT: Final[Mapping[Api, str]] = {"llama_server": "repeat_penalty", "ollama":
 
 
 class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a token is chosen from logits. httpserver validates the ranges; the worker relies on them."""
+    """The settings by which a token is chosen from logits. httpserver validates the ranges; the worker relies on
+    them."""
 
     temperature: Annotated[
         float,

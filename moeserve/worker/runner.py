@@ -118,7 +118,7 @@ class Runner:
 
     @property
     def is_computed(self) -> bool:
-        """Returns whether `finish` would return without waiting. After `launch_rest`."""
+        """Returns whether `finish` would return without waiting. May be called after `launch_rest`."""
         return self.engine.is_computed
 
     def may_follow(self, plan: StepPlan) -> bool:

@@ -1,4 +1,4 @@
-"""How each agent learns where its model is: as docs/how-to/connect-an-agent.md says, and as the tests run it.
+"""Tells each agent the address of its model: as docs/how-to/connect-an-agent.md says, and as the tests run it.
 
 An agent's own settings are never changed: everything is passed in environment variables, in arguments, or in a folder
 of moeserve's.

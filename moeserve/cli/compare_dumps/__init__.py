@@ -1,1 +1,1 @@
-"""`moeserve compare-dumps`: where two debug dumps of a model first differ. Nothing here knows torch."""
+"""`moeserve compare-dumps`: where two debug dumps of a model first differ. This package does not import torch."""

@@ -1,4 +1,4 @@
-"""What a model would need on this machine, in one line: `moeserve plan` without measurements."""
+"""Writes what a model would need on this machine in one line: `moeserve plan` without measurements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def gpus_bytes(most: int = MAX_GPUS) -> list[int]:
 
 
 def need_of(path: Path, gpu: int | None) -> str:
-    """Returns the line about the model at `path`, or why it cannot be served here. gpu: the result of `gpu_bytes`."""
+    """Returns the line about the model at `path`, or the reason why this machine cannot serve it. gpu: the result of
+    `gpu_bytes`."""
     try:
         return need_text(fit_here(path, gpu))
     except UserError as error:

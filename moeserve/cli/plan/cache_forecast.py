@@ -27,8 +27,8 @@ MOST_STREAMS = 16  # with more streams of different texts, a cache has little to
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """How steps of some number of streams use the cache, or the RAM slots of experts on disk. A layer without either
-    has counts of 0."""
+    """The use of the expert cache, or of the RAM slots of experts on disk, by steps with a given number of streams. A
+    layer without either has counts of 0."""
 
     steps: list[StepUse]
     expert_bytes: npt.NDArray[np.int64]  # [layers]: bytes of one expert

@@ -1,5 +1,5 @@
-"""Where each part of a model goes on a machine, and how much memory it takes: computed from headers and sizes, nothing
-is measured."""
+"""Computes where each part of a model is placed on a machine, and how much memory it takes: computed from headers and
+sizes, nothing is measured."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ async def get_version(request: Request) -> Response:
 
 @router.get("/v1/loads", responses={200: {"model": Loads}})
 async def loads(request: Request) -> Response:
-    """How busy the server is, in SGLang's format."""
+    """Returns how busy the server is, in SGLang's format."""
     return JsonResponse(loads_of(service_of(request)))
 
 

@@ -28,7 +28,7 @@ _METHODS: Final = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "O
 
 
 class AnswerCounts(Protocol):
-    """Where answers and refusals are counted."""
+    """The counters of answers and refusals."""
 
     @abstractmethod
     def answered(self, method: str, handler: str, status: int) -> None: ...

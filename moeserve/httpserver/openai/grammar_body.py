@@ -102,7 +102,7 @@ _EMPTY_IS_NONE: Final = BeforeValidator(lambda value: None if value == "" else v
 
 class StructuredFields(RequestModel):
     """OpenAI's `response_format` and the corresponding fields of vLLM, SGLang and llama-server. A request may have one
-    of them. Empty values count as not given, except that an empty schema is a schema and an empty choice is an
+    of these fields. Empty values count as not given, except that an empty schema is a schema and an empty choice is an
     error."""
 
     empty: ClassVar = frozenset(

@@ -62,7 +62,8 @@ PREFILL_SMALL = {256: PrefillTile(64, 64, 4, 2), 1024: PrefillTile(32, 16, 4, 1)
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupTile:
-    """How warpgroups.py processes a tile of PREFILL, half of whose rows each attending warpgroup takes."""
+    """The tile with which warpgroups.py computes PREFILL; each of the two attending warpgroups takes half of its
+    rows."""
 
     keys: int  # keys processed at once
     stages: int = 2

@@ -35,7 +35,8 @@ class StageLink(Protocol):
 
     def send(self, x: Tensor, row: int, *, more: bool = False) -> None:
         """Sends x, float32 [n, hidden], to the next rank's inbox from row `row` on. The sender must know that the
-        receiver no longer needs the old contents. more: these rows are received together with the next call's."""
+        receiver no longer needs the old contents. more: these rows are received together with the rows of the next
+        call."""
         ...
 
     def receive(self, *parts: tuple[int, int]) -> None:

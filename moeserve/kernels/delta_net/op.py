@@ -23,8 +23,8 @@ COLUMNS = 32  # state columns per program: 128 programs for one token with 32 he
 
 @dataclass(frozen=True, slots=True)
 class SequenceDrafts:
-    """How many of each sequence's last rows are drafts, which do not move its state, and where the records of their
-    changes begin. int32 [sequences], on the device."""
+    """For each sequence, the number of its last rows that are drafts (they do not change its state), and where the
+    records of their changes begin. int32 [sequences], on the device."""
 
     count: Tensor
     first: Tensor
@@ -75,7 +75,7 @@ def convolve(
     x: DeltaTensors, conv: Tensor, heads: DeltaHeads, sequences: StepSequences, num_rows: Tensor
 ) -> None:
     """mixed = silu(causal convolution of qkv), with q and k normalised, for rows below num_rows[0]. conv: float32
-    [conv_kernel, channels]. Only the delta rule, not this call, changes the convolution state."""
+    [conv_kernel, channels]. This call does not change the convolution state; the delta rule does so afterwards."""
     h = heads
     conv_kernel(
         (len(x.mixed), 2 * h.key_heads + h.value_heads), x.qkv, conv, x.states, sequences.row_sequence,

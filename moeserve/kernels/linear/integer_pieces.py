@@ -1,4 +1,4 @@
-"""How a product with a whole matrix is divided into pieces for integer_gemm.py. No torch: the plan counts memory."""
+"""Divides a product with a whole matrix into pieces for integer_gemm.py. No torch: the plan counts memory."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Mamba2Heads:
 
     @property
     def group_width(self) -> int:
-        """How many numbers of the output are normalised together."""
+        """Number of output values that are normalised together."""
         return self.value_width // self.num_groups
 
     @property

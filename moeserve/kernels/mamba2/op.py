@@ -44,7 +44,8 @@ def convolve(
     num_rows: Tensor,
 ) -> None:
     """mixed = silu(bias + causal convolution of x, B, C), for rows below num_rows[0]. conv: float32 [conv_kernel,
-    channels]; bias: float32 [channels]. Only the scan, not this call, changes the convolution state."""
+    channels]; bias: float32 [channels]. This call does not change the convolution state; the scan does so
+    afterwards."""
     conv_kernel(
         (len(x.mixed), -(-heads.channels // CONV_BLOCK)), x.rows, conv, bias, x.states, sequences.row_sequence,
         sequences.first, sequences.slot, num_rows, x.mixed, x.rows.stride(0), x.states.stride(0), heads.delta_values,

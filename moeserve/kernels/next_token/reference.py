@@ -31,8 +31,8 @@ def states_before(
 
 
 def accepted_drafts(tokens: list[int], drafts: list[int]) -> int:
-    """How many of a request's drafts count: the longest prefix that agrees with the tokens sampled, of which there is
-    one more than drafts."""
+    """Returns how many of a request's drafts are accepted: the longest prefix that agrees with the tokens sampled, of
+    which there is one more than drafts."""
     for number, draft in enumerate(drafts):
         if tokens[number] != draft:
             return number

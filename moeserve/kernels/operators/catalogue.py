@@ -1,5 +1,5 @@
-"""The operators of torch.ops.moeserve: arguments and results. The only table of them; the registration, the
-argument checks and docs/reference/operators/ read it. Needs no torch."""
+"""The operators of torch.ops.moeserve: arguments and results. This is the only table of operators; the registration,
+the argument checks and docs/reference/operators/ read it. Needs no torch."""
 
 from __future__ import annotations
 

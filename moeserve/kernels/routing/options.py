@@ -1,4 +1,4 @@
-"""How a MoE layer's router turns logits into experts and weights. Imports no torch."""
+"""The options by which a MoE layer's router turns logits into experts and weights. Imports no torch."""
 
 from __future__ import annotations
 

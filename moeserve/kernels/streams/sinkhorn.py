@@ -42,5 +42,5 @@ def weights(products: Tensor, streams: int, w: SinkhornMix) -> tuple[Tensor, Ten
 
 
 def add(x: Tensor, block: Tensor, added: Tensor, mix: Tensor) -> Tensor:
-    """Returns the residual [n, streams, hidden] behind a block whose output is [n, hidden]."""
+    """Returns the residual [n, streams, hidden] after a block whose output is [n, hidden]."""
     return torch.einsum("njs,njh->nsh", mix.double(), x.double()) + added[..., None] * block.double()[:, None]

@@ -1,4 +1,4 @@
-"""What the layers of a vision tower compute between their products, on a GPU."""
+"""Operations that the layers of a vision tower compute between their products, on a GPU."""
 
 from moeserve.kernels.tower import reference
 

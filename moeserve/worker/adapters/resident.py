@@ -58,11 +58,11 @@ class AdapterSlots(Protocol[Matrices]):
         ...
 
     def put(self, number: int, matrices: Matrices) -> None:
-        """Installs an adapter. Only between two steps. Raises MemoryError."""
+        """Installs an adapter. May be called only between two steps. Raises MemoryError."""
         ...
 
     def remove(self, number: int) -> None:
-        """Removes an adapter. Only between two steps, and when no row uses it any more."""
+        """Removes an adapter. May be called only between two steps, when no row uses the adapter any more."""
         ...
 
 

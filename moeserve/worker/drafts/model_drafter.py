@@ -6,9 +6,9 @@ of a request has the same slot number in both caches. It computes a request's te
     text       |.. computed ..|.. behind ..|    the last token is sampled
                               `- one pass -`    logits of the first draft, then one row for each further draft
 
-A text that is far behind (a prompt, an answer that was drafted by look-up) is read in pieces, during several steps, so
-that other requests do not wait long; until it is read, nothing is drafted for it. Slots are tagged with the text for
-which they were computed (`kv_tags.py`), so that a cached prefix is not read again.
+A text of which the small model has read little yet (a prompt, an answer that was drafted by look-up) is read in pieces,
+during several steps, so that other requests do not wait long; until it is read, nothing is drafted for it. Slots are
+tagged with the text for which they were computed (`kv_tags.py`), so that a cached prefix is not read again.
 
 A recurrent drafting model keeps a state for each request slot, always behind the committed tokens; drafts move a copy.
 Its state is not cached: it reads a cached prefix, too.

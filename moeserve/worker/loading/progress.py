@@ -1,4 +1,4 @@
-"""Reports the loading progress: a bar on a terminal, log lines elsewhere, and messages for /health."""
+"""Reports the loading progress: a bar on a terminal, log lines if there is none, and messages for /health."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a plan becomes in the worker: its orders, its launched step, and the plans received ahead of their steps."""
+"""The forms of a plan in the worker: its orders, its launched step, and the plans received ahead of their steps."""

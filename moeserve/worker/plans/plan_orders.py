@@ -1,4 +1,5 @@
-"""What a plan orders before its rows: pages moved between the tiers, states copied, grammars kept."""
+"""Executes the orders of a plan that come before its rows: pages moved between the tiers, states copied, grammars
+kept."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class PlanOrders:
 
     @contextmanager
     def without_pages(self) -> Iterator[None]:
-        """In this context, plans are executed as without tiers."""
+        """While this context is open, plans are executed as if there were no tiers."""
         pages, self._pages = self._pages, None
         try:
             yield

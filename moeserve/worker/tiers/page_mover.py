@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Where pages are stored: at least one of RAM and disk."""
+    """The stores of pages: at least one of RAM and disk."""
 
     buffers: HostBlocks  # buffers of pages on their way to disk, if there is no RAM tier
     ram: RamStore | None
@@ -151,7 +151,8 @@ class PageMover:
         return page
 
     def load(self, orders: PageOrders) -> None:
-        """Starts loads. After `write` and the plan's state copies, whose slots the loads may reuse."""
+        """Starts loads. Must be called after `write` and the plan's state copies, because loads may reuse their
+        slots."""
         for to, copies in self._kinds(orders.loads, orders.state_loads):
             mark = to.mark() if copies else None
             for key, slots in copies:

@@ -1,5 +1,5 @@
-"""How a conversation's tools and reasoning shape its answer: the grammar, the biased and stop tokens, and the reading
-of the answer."""
+"""Computes how a conversation's tools and reasoning shape its answer: the grammar, the biased and stop tokens, and the
+reading of the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the served model writes tool calls and reasoning, found from the flags, its chat template and its vocabulary."""
+"""Finds how the served model writes tool calls and reasoning, from the flags, its chat template and its vocabulary."""
 
 from __future__ import annotations
 

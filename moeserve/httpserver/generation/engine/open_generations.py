@@ -54,7 +54,7 @@ class RunningGeneration:
 
 
 class OpenGenerations:
-    """The running generations by their requests' ids. Only `EngineClient` writes it."""
+    """The running generations by their requests' ids. Only `EngineClient` changes it."""
 
     def __init__(self, room: QueueRoom) -> None:
         """`room` is told of generations that join and leave."""

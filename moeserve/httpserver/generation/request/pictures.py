@@ -52,7 +52,7 @@ class Picture:
 
     @property
     def what(self) -> str:
-        """What error messages call the file: "picture" or "video"."""
+        """The name of the file in error messages: "picture" or "video"."""
         return "picture" if self.video is None else "video"
 
 

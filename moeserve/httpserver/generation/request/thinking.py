@@ -1,4 +1,4 @@
-"""How much reasoning a client asks for: effort words, token budgets and switches of the APIs."""
+"""The amount of reasoning that a client asks for: effort words, token budgets and switches of the APIs."""
 
 from __future__ import annotations
 

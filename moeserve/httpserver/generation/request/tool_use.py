@@ -31,7 +31,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """A request's tools and its choice. With `choice` "named" the model calls the tool `name` exactly once."""
+    """A request's tools and its choice. If `choice` is "named", the model calls the tool `name` exactly once."""
 
     tools: tuple[Tool, ...] = ()
     choice: Literal["auto", "none", "required", "named"] = "auto"

@@ -13,7 +13,7 @@ import torch
 
 
 class Rule(enum.Enum):
-    """How a result's dtype follows from its operands', which are always converted to one common dtype."""
+    """The rule for a result's dtype. The operands are always converted to one common dtype first."""
 
     SAME = enum.auto()  # the promoted dtype
     FLOAT = enum.auto()  # the promoted dtype if it is floating-point, else torch's default dtype

@@ -34,7 +34,8 @@ class KernelLaunches:
         self._tiles_of, self._facts, self._drafted = tiles_of, facts, drafted
 
     def launch_all(self, sizes: Sequence[int]) -> None:
-        """Launches all kernels of steps of these sizes. Inside `compile_ahead`, where nothing is executed."""
+        """Launches all kernels of steps of these sizes. Must be called inside `compile_ahead`, where launches only
+        compile and nothing is executed."""
         one = np.ones(1, np.int32)
         tiles = tiles_on(self._model.device, self._tiles_of(one, one, one, one))
         for size in sizes:

@@ -75,7 +75,8 @@ class DraftedChoice:
         self._model.commit_states(moved[1:], len(slots))
 
     def launch_all_kernels(self) -> None:
-        """Launches the kernels that only steps with drafts need. Inside `compile_ahead`, where nothing is executed."""
+        """Launches the kernels that only steps with drafts need. Must be called inside `compile_ahead`, where launches
+        only compile and nothing is executed."""
         if self._model.has_state_drafts:
             self._commit(*np.zeros((3, 1), np.int32))
 

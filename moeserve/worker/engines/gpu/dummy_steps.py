@@ -30,7 +30,7 @@ class DummySteps:
         path_of: Callable[[StepShape], StepPath],
         wait: Callable[[], None],
     ) -> None:
-        """All arguments are the engine's. inputs: by step size. dummy_slot: a request slot without a request.
+        """All arguments are parts of the engine. inputs: by step size. dummy_slot: a request slot without a request.
         path_of: chooses a step's execution path. wait: waits for the launched step."""
         self._model, self._inputs, self._graphs = model, inputs, graphs
         self._micro_batches, self._cpu_stage = micro_batches, cpu_stage

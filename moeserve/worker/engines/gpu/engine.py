@@ -331,7 +331,7 @@ class GpuEngine:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """In this context, steps run only this GPU's own layers, without the other GPUs."""
+        """While this context is open, steps run only this GPU's own layers, without the other GPUs."""
         stage = self._model.stage
         if stage is not None:
             stage.be_alone(alone=True)

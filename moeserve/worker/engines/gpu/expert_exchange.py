@@ -120,11 +120,11 @@ class ExpertCache:
             self._has_news = False
 
     def compile(self) -> None:
-        """Launches every kernel that the copies need. Inside `compile_ahead`."""
+        """Launches every kernel that the copies need. Must be called inside `compile_ahead`."""
         self._slots.compile()
 
     def capture(self) -> None:
-        """Captures the copies. After `compile_ahead`, before the first step."""
+        """Captures the copies. Must be called after `compile_ahead` and before the first step."""
         self._slots.capture()
 
     def forget_counts(self) -> None:

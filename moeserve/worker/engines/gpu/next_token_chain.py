@@ -145,7 +145,8 @@ class NextTokenChain:
     # ---------------------------------------------------------------- before the first step
 
     def compile(self) -> None:
-        """Compiles a chain's kernels. Inside `compile_ahead`, where nothing is executed."""
+        """Compiles a chain's kernels. Must be called inside `compile_ahead`, where launches only compile and nothing is
+        executed."""
         for size, of_shortlist in self._kinds():
             self._block.link(size, of_shortlist=of_shortlist)
         self.keep(*np.zeros((3, 1), np.int32))
@@ -186,7 +187,7 @@ class NextTokenChain:
         return self.launch(start).found()
 
     def launch(self, start: ChainStart) -> LaunchedChain:
-        """Launches a chain. The one before it may be under way; the one before that has ended."""
+        """Launches a chain. The previous chain may still be running; the chain before that must have ended."""
         self._rooms.reverse()
         room, depths = self._rooms[0], int(start.most.max())
         launched = LaunchedChain(room, depths, len(start.token_ids))

@@ -11,8 +11,8 @@ SIZES = (64, 128, 256, 512, 1024, 2048)  # tokens per timed step
 
 
 def time_prompt(engine: GpuEngine, n: int, streamed: float) -> float:
-    """Returns the seconds, the better of two runs, of a prompt step of n tokens that streams the fraction `streamed`
-    of the RAM experts. Only before the first request."""
+    """Returns the seconds, the better of two runs, of a prompt step of n tokens that streams the fraction `streamed` of
+    the RAM experts. May be called only before the first request."""
     run = engine.dummy_steps.prompt(n, streamed)
     seconds = []
     for _ in range(2):

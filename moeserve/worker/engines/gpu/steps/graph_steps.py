@@ -54,8 +54,8 @@ class GraphSteps:
         return len(self._wanted) > 0
 
     def capture_next(self) -> bool:
-        """Captures one graph, preferably one that a step asked for. Only between two steps. Returns False if all are
-        captured."""
+        """Captures one graph, preferably one that a step asked for. May be called only between two steps. Returns False
+        if all are captured."""
         if not self._planned:
             return False
         key = self._wanted.pop(0) if self._wanted else self._planned[0]
