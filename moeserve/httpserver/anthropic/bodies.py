@@ -282,7 +282,7 @@ class MessagesRequest(CountTokensRequest, AnthropicSampling):
     @model_validator(mode="after")
     def _reasoning_leaves_room(self) -> MessagesRequest:
         budget = self.thinking.budget_tokens if self.thinking else None
-        if budget is not None and budget >= self.max_tokens:
+        if budget is not None and 0 < self.max_tokens <= budget:
             raise PydanticCustomError("thinking", "budget_tokens must be less than max_tokens")
         return self
 

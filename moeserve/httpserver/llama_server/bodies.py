@@ -59,6 +59,19 @@ class MultimodalPrompt(RequestModel):
         return at_markers(self.prompt_string, [picture_of_base64(each) for each in self.multimodal_data])
 
 
+def _one_prompt(prompt: Any) -> Any:
+    """Refuses what neither is a prompt of this API nor would get a useful message from the models of prompts."""
+    if isinstance(prompt, dict | MultimodalPrompt | str):
+        return prompt
+    if not isinstance(prompt, list) or any(type(one) is not int for one in prompt):
+        message = (
+            "must be one text, the token ids of one, or an object with prompt_string; send several prompts to "
+            "/v1/completions"
+        )
+        raise PydanticCustomError("prompt", "{message}", {"message": message})
+    return prompt
+
+
 def _kind_of_prompt(prompt: Any) -> str:
     return "multimodal" if isinstance(prompt, dict | MultimodalPrompt) else "plain"
 
@@ -91,6 +104,7 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
     prompt: Annotated[
         Annotated[str | list[TokenId], Tag("plain")] | Annotated[MultimodalPrompt, Tag("multimodal")],
         Discriminator(_kind_of_prompt),
+        BeforeValidator(_one_prompt),
         Field(
             description="A text or its token ids, as it is: no chat template; or a text with pictures: "
             f"`prompt_string` with a marker {MEDIA_MARKER} for each picture in base64 in `multimodal_data`."

@@ -80,7 +80,7 @@ class Options(OllamaSampling):
         Field(
             ge=-2,
             le=INT32_MAX,
-            description="Default, -1, -2 and more than fits: the rest of the context.",
+            description="Default, 0, -1, -2 and more than fits: the rest of the context.",
         ),
     ] = None
     seed: Annotated[int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] = None
@@ -179,7 +179,7 @@ class _Body(RequestModel):
             caller=caller,
             prompt=prompt,
             model=served_name(self.model),
-            max_tokens=None if predict is None or predict < 0 else max(predict, 1),
+            max_tokens=predict if predict is not None and predict > 0 else None,
             max_tokens_param="options.num_predict",
             ends_with_context=True,
             grammar=self.grammar_constraint,

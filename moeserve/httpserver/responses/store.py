@@ -188,7 +188,7 @@ class ResponseStore:
             (response_id, owner, time.time() - self._retention_s),
         ).fetchone()
         if row is None:
-            why = "it was not stored, was deleted or has expired"
+            why = "it was not stored, was deleted or has expired, or another model of this server made it"
             message = f"there is no stored response {response_id[:200]!r}: {why}"
             if param == PREVIOUS:  # with this status and code, clients send the whole conversation again
                 raise ApiError(400, message, param=param, code="previous_response_not_found")

@@ -137,6 +137,8 @@ def test_no_answer_but_a_computed_prompt(server: HttpServer, stream: bool) -> No
     assert server.requests[-1].sampling.max_tokens == 0
     assert '"stop_reason":"max_tokens"' in answer.text
     assert stream or answer.json()["content"] == []
+    as_later = {"max_tokens": 0, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    assert server.post("/v1/messages", MESSAGES | as_later).status_code == 200
 
 
 def test_a_response_that_is_gone(server: HttpServer) -> None:
@@ -190,3 +192,18 @@ def test_which_turns_reasoning_the_model_sees(server: HttpServer) -> None:
     """Newer agents send it with each request, which was refused."""
     for context in ("all_turns", "current_turn", "auto"):
         taken(server, "/v1/responses", {"input": "x", "reasoning": {"effort": "low", "context": context}})
+
+
+def test_num_predict_0_is_no_limit(server: HttpServer) -> None:
+    """Clients in Go send 0 for a number that was not set, which Ollama takes as none; the answer was one token."""
+    taken(
+        server, "/api/chat", {"model": NAME, "messages": [HI], "stream": False, "options": {"num_predict": 0}}
+    )
+    assert server.requests[-1].sampling.max_tokens > 100
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2, "a"], [[1, 2]], 5, [1.5], [True]])
+def test_several_prompts_for_llama_servers_completion(server: HttpServer, prompt: Any) -> None:
+    error = server.post("/completion", {"prompt": prompt}).json()["error"]
+    assert error["param"] == "prompt"
+    assert "send several prompts to /v1/completions" in error["message"]
