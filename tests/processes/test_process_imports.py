@@ -12,8 +12,9 @@ import pytest
     ("module", "absent"),
     [
         ("moeserve.launcher.launch", ["asyncio", "ssl", "numpy", "gguf", "yaml"]),
-        ("moeserve.launcher.zygote.__main__", ["asyncio", "gguf", "yaml"]),
-        ("moeserve.httpserver.server", ["gguf", "yaml"]),
+        ("moeserve.launcher.zygote.__main__", ["asyncio", "gguf", "yaml", "moeserve.models.qwen3moe"]),
+        ("moeserve.httpserver.server", ["gguf", "yaml", "moeserve.models.qwen3moe"]),
+        ("moeserve.worker.loading.cpu.load", ["gguf", "moeserve.models.qwen3moe"]),
     ],
 )
 def test_a_process_does_not_import_what_it_has_no_use_for(module: str, absent: list[str]) -> None:
