@@ -41,6 +41,15 @@ def test_measured_here(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     assert (given["rates"]["cpu"]["read"], given["rates"]["cpu"]["dense_ops"]) == (7e9, 8e9)
 
 
+@pytest.mark.parametrize("unpacked", ["0.1", "auto"])
+def test_flags_of_a_gpu_do_not_reach_the_measured_cpu(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, unpacked: str
+) -> None:
+    shown = run(capsys, "--model", str(tiny_model), "--gpu-memory", "4", "--unpacked-experts", unpacked)
+    assert shown["rates"]["cpu"]["read"] > 0
+    assert shown["memory"]["gpu_unpacked"] > 0
+
+
 @pytest.mark.parametrize("name", ["kimik3", "nemotronhlatent"])
 def test_experts_narrower_than_the_model_are_measured(capsys: pytest.CaptureFixture[str], name: str) -> None:
     shown = run(capsys, "--model", str(OWN_FIXTURES / f"tiny-{name}-f16.gguf"), "--device", "cpu")
