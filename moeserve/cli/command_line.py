@@ -130,10 +130,12 @@ _UNITS: Final = {
 
 
 def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float | str:
-    """Parses one value, and checks the option's type, range and choices."""
+    """Parses one value, and checks the option's type, range and choices; a number may have words as choices, too."""
     kind, meta = _kind(option), option.metadata
     if not text:
         raise ConfigError(f"{source}: must not be empty")
+    if kind is not str and text in meta["choices"]:
+        return text
     if kind is str:
         if meta["choices"] and text not in meta["choices"]:
             raise ConfigError(f"{source}: must be one of {', '.join(meta['choices'])}, not {text!r}")
@@ -142,20 +144,24 @@ def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float
         value: int | float = kind(text)
     except ValueError:
         noun = "a whole number" if kind is int else "a number"
-        unit = _UNITS.get(value_name(option), "")
-        raise ConfigError(f"{source}: must be {noun}{unit}, not {text!r}") from None
+        unit = _UNITS.get(meta["metavar"] or value_name(option), "")
+        words = "".join(f" or {word}" for word in meta["choices"])
+        raise ConfigError(f"{source}: must be {noun}{unit}{words}, not {text!r}") from None
     if not meta["low"] <= value <= meta["high"]:  # false for NaN, too
         raise ConfigError(f"{source}: must be between {meta['low']} and {meta['high']}, not {text}")
     return value
 
 
 def _kind(option: dataclasses.Field[Any]) -> type:
-    """Returns the type of the option's value; int for `int | None` and for `tuple[int, ...]`."""
+    """Returns the type of the option's value; int for `int | None` and for `tuple[int, ...]`, float for `float |
+    Literal["auto"] | None`."""
     hint = _hints()[option.name]
     if _is_repeatable(option):
         return typing.cast(type, typing.get_args(hint)[0])
-    if isinstance(hint, types.UnionType):
-        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # the latter with a Literal
+        (hint,) = (
+            part for part in typing.get_args(hint) if isinstance(part, type) and part is not types.NoneType
+        )
     return typing.cast(type, hint)
 
 
@@ -170,10 +176,13 @@ def _is_repeatable(option: dataclasses.Field[Any]) -> bool:
 
 def value_name(option: dataclasses.Field[Any]) -> str:
     """Returns the placeholder of the option's value in `--help`."""
-    if option.metadata["choices"]:
-        return "{" + ",".join(option.metadata["choices"]) + "}"
+    kind, words, metavar = _kind(option), option.metadata["choices"], option.metadata["metavar"]
+    if words and kind is not str:
+        words = (metavar, *words)
+    if words:
+        return "{" + ",".join(words) + "}"
     names = {int: "N", float: "SECONDS", str: "TEXT"}
-    return option.metadata["metavar"] or names[_kind(option)]
+    return metavar or names[kind]
 
 
 def help_of(option: dataclasses.Field[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from moeserve.config.option import option
 from moeserve.config.speculative import SpeculativeConfig
@@ -79,14 +80,16 @@ class EngineConfig(SpeculativeConfig):
         high=1e6,
         metavar="GIB",
     )
-    unpacked_experts: float | None = option(
+    unpacked_experts: float | Literal["auto"] | None = option(
         None,
         "GPU",
         "GPU memory that holds experts a second time, as 16-bit floats, for as many layers as fit. Steps of more than "
         "512 tokens then do not unpack these layers' weights, so prompts are read faster; the KV cache gets less "
-        "memory (default: none)",
+        "memory. auto: if all experts are on the GPU, what the KV cache cannot use, or up to half of its memory, as "
+        "long as it keeps 4096 tokens for each of --max-num-seqs requests (default: none)",
         low=0.01,
         high=1e6,
+        choices=("auto",),
         metavar="GIB",
     )
     expert_heat: str | None = option(

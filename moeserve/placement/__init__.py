@@ -5,7 +5,8 @@ place.place(sizes, options, gpu)        computes the placement
 placement.Placement                     the result; the engine follows it, `moeserve plan` prints it
 """
 
-from moeserve.placement.place import Gpu, PlacementOptions, place
+from moeserve.placement.gpu import Gpu
+from moeserve.placement.place import PlacementOptions, place
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.sizes import ModelSizes
 

@@ -16,8 +16,9 @@ from moeserve.placement.expert_ram import (
     expert_slots,
     slot_bytes,
 )
+from moeserve.placement.gpu import Gpu
 from moeserve.placement.options import with_expert_cache
-from moeserve.placement.place import Gpu, PlacementOptions, place
+from moeserve.placement.place import PlacementOptions, place
 from moeserve.placement.placement import Placement
 from moeserve.placement.sizes import ModelSizes
 

@@ -11,8 +11,9 @@ from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
 from moeserve.models.ranks.rank_share import RankShare, share_of, stage_of, why_undivided
 from moeserve.models.sources.gguf import TensorInfo
+from moeserve.placement.gpu import Gpu
 from moeserve.placement.options import share_options, with_expert_cache, with_state_slots
-from moeserve.placement.place import Gpu, place
+from moeserve.placement.place import place
 from moeserve.placement.placement import Placement
 from moeserve.placement.sizes import Bytes, ModelSizes
 

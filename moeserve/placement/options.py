@@ -13,8 +13,10 @@ from moeserve.kv.layout import KvLayout
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.window_capacity import window_pool
 from moeserve.models.interface import ModelShape
+from moeserve.models.step_buffers import UNPACKED_EXPERTS_ROWS
+from moeserve.placement.gpu import Gpu
 from moeserve.placement.heat import read_heat
-from moeserve.placement.place import MIN_KV_TOKENS, Gpu, PlacementOptions
+from moeserve.placement.place import MIN_KV_TOKENS, PlacementOptions, place
 from moeserve.placement.placement import Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import ModelSizes
@@ -22,7 +24,8 @@ from moeserve.placement.sizes import ModelSizes
 log = logging.getLogger(__name__)
 
 CACHE_SHARE_OF_RAM = 0.9  # the rest is for the processes' memory besides weights
-# tokens of a conversation: with less room for KV, a GPU that is too small gets fewer layers instead
+# tokens of a conversation: with less room for KV, a GPU that is too small gets fewer layers instead, and automatic
+# unpacked experts take nothing
 AMPLE_KV_TOKENS = 4096
 
 
@@ -81,11 +84,15 @@ def share_options(
     """Returns the placement options for a share of a model: `shape` and `counts` are the share's."""
     rules, budget = config.placement_rules, config.gpu_memory_budget
     longest = config.max_model_len or shape.context_length
+    unpacked, beside = config.unpacked_experts, None
+    if isinstance(unpacked, str):  # auto
+        unpacked, beside = None, _kv_tokens_beside_unpacked(config, longest)
     return PlacementOptions(
         num_gpu_experts=config.num_gpu_experts,
         gpu_memory_budget=None if budget is None else int(budget * GIB),
         n_gpu_layers=config.n_gpu_layers,
-        unpacked_experts=None if config.unpacked_experts is None else int(config.unpacked_experts * GIB),
+        unpacked_experts=None if unpacked is None else int(unpacked * GIB),
+        kv_tokens_beside_unpacked=beside,
         counts=counts,
         rules=None if rules is None else Rules.read(Path(rules)),
         max_total_tokens=config.max_total_tokens,
@@ -93,3 +100,30 @@ def share_options(
         least_kv_tokens=min(longest, MIN_KV_TOKENS) if config.max_model_len is None else longest,
         ample_kv_tokens=min(longest, AMPLE_KV_TOKENS) if config.max_model_len is None else longest,
     )
+
+
+def unpacked_hint(
+    config: ServerConfig,
+    shape: ModelShape,
+    sizes: ModelSizes,
+    options: PlacementOptions,
+    gpu: Gpu,
+    step_tokens: int,
+) -> str:
+    """Returns what --unpacked-experts auto would bring this start; empty if the flag is given, would be refused, or
+    would keep fewer than half of the layers' experts unpacked."""
+    if config.unpacked_experts is not None or step_tokens <= UNPACKED_EXPERTS_ROWS:
+        return ""
+    longest = config.max_model_len or shape.context_length
+    beside = _kv_tokens_beside_unpacked(config, longest)
+    auto = place(sizes, replace(options, kv_tokens_beside_unpacked=beside), gpu)
+    if 2 * len(auto.unpacked_layers) < max(1, sum(1 for layer in sizes.layers if layer.unpacked)):
+        return ""
+    return (
+        f"--unpacked-experts auto would use {auto.unpacked_bytes / GIB:.1f} GiB of GPU memory to read prompts faster, "
+        f"and leave {auto.kv_tokens} tokens to the KV cache"
+    )
+
+
+def _kv_tokens_beside_unpacked(config: ServerConfig, longest: int) -> int:
+    return config.max_num_seqs * min(longest, AMPLE_KV_TOKENS)

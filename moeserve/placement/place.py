@@ -12,37 +12,30 @@ GPU memory is assigned in this order:
    take more than half of the rest, nothing is streamed unless a rule asks for it;
 4. the experts that rules or --num-gpu-experts assign to the GPU;
 5. KV: what --max-total-tokens asks for, else a quarter of the rest, or more if experts leave more;
-6. the other experts, hottest first, as many as fit, unless step 4 fixed the number.
+6. the other experts, hottest first, as many as fit, unless step 4 fixed the number;
+7. with --unpacked-experts auto, if all experts are on the GPU: unpacked experts, in memory that KV does not need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.window_capacity import WindowPool
 from moeserve.placement.dense import DensePlacement
+from moeserve.placement.gpu import Gpu
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules
 from moeserve.placement.sizes import ModelSizes
-from moeserve.placement.unpacked import with_unpacked
+from moeserve.placement.unpacked import layers_beside_kv, with_unpacked
 
 # share for KV of the memory that the dense parts leave, as long as experts could use all of it
 KV_SHARE = 0.25
 MIN_KV_TOKENS = 64
 # buffers of experts being copied to the GPU, in the CPU's format; a third buffer holds them as planes
 COPIES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """The GPU's memory, and the features of the GPU engine; a feature that it lacks causes an error at the start."""
-
-    free_bytes: int
-    reserved_bytes: int  # what the engine needs besides weights and KV
-    can_stream: bool = True  # can stream RAM experts' weights to the GPU for long prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +46,7 @@ class PlacementOptions:
     gpu_memory_budget: int | None = None  # bytes
     n_gpu_layers: int | None = None
     unpacked_experts: int | None = None  # bytes of GPU memory for experts as 16-bit floats
+    kv_tokens_beside_unpacked: int | None = None  # automatic unpacked experts leave these to KV
     counts: Sequence[Sequence[int]] | None = None  # [layers][experts]: tokens routed to each
     rules: Rules | None = None
     max_total_tokens: int | None = None
@@ -68,7 +62,7 @@ class PlacementOptions:
             "--num-gpu-experts": self.num_gpu_experts,
             "--gpu-memory-budget": self.gpu_memory_budget,
             "--n-gpu-layers": self.n_gpu_layers,
-            "--unpacked-experts": self.unpacked_experts,
+            "--unpacked-experts": self.unpacked_experts or self.kv_tokens_beside_unpacked,
             "--expert-heat": self.counts,
             "--placement-rules": self.rules,
         }
@@ -91,8 +85,7 @@ def _all_in_ram(sizes: ModelSizes, options: PlacementOptions) -> Placement:
             f"{', '.join(flags)}: there is nothing to place, the CPU engine has everything in RAM; leave it out, or "
             "choose a GPU"
         )
-    everything = sizes.embedding.cpu + sizes.head.cpu + sizes.table_rows
-    everything += sizes.cpu_layer_bytes
+    everything = sizes.embedding.cpu + sizes.head.cpu + sizes.table_rows + sizes.cpu_layer_bytes
     layers = tuple(LayerPlacement("cpu", layer.num_experts) for layer in sizes.layers)
     return Placement("cpu", layers, "cpu", gpu_weight_bytes=0, cpu_weight_bytes=everything)
 
@@ -145,7 +138,14 @@ class _Planner:
             kv = min(self._most_kv_bytes, max(share, kept))
             self._fill(chosen, kv)
             left = self._left(chosen)
-        return self._result(chosen, min(left, self._most_kv_bytes))
+        most, beside = self._most_kv_bytes, self._options.kv_tokens_beside_unpacked
+        placement = self._result(chosen, min(left, most))
+        if beside is not None:
+            kept = min(most, self._kv_bytes(max(self._least_kv_tokens, beside)))
+            layers, taken = layers_beside_kv(placement, self._sizes, left, kept, most)
+            placement = self._result(chosen, min(left - taken, most))
+            placement = replace(placement, unpacked_layers=layers, unpacked_bytes=taken)
+        return placement
 
     # ---------------------------------------------------------------- dense parts
 
@@ -339,9 +339,8 @@ class _Planner:
 
     @property
     def _ample_kv_bytes(self) -> int:
-        options = self._options
-        tokens = options.max_total_tokens or min(options.most_kv_tokens, options.ample_kv_tokens)
-        return self._kv_bytes(tokens)
+        wanted = min(self._options.most_kv_tokens, self._options.ample_kv_tokens)
+        return self._kv_bytes(self._options.max_total_tokens or wanted)
 
     @property
     def _least_kv_tokens(self) -> int:

@@ -22,7 +22,7 @@ from moeserve.models.open import open_dummy_model, open_folder
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
-from moeserve.placement.place import Gpu
+from moeserve.placement.gpu import Gpu
 from moeserve.placement.rules import Rules
 from moeserve.worker.loading.cpu.pool_start import open_stream
 from moeserve.worker.loading.gpu.load_plan import plan_load

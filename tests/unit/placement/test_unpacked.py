@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from moeserve.cli.command_line import read_options
 from moeserve.config import ServerConfig
 from moeserve.config.units import MIB
 from moeserve.errors import ConfigError
@@ -13,8 +15,10 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.placement import ModelSizes, PlacementOptions, place
+from moeserve.placement.options import placement_options, unpacked_hint
 from moeserve.placement.unpacked import check_unpacked
 from tests.conftest import TINY_MODEL
+from tests.support.model_header import qwen3moe
 from tests.support.placement_world import gpu, model
 
 OF_LAYER = 32 * MIB
@@ -65,6 +69,49 @@ def test_layers_with_float_experts_or_experts_in_ram_have_none() -> None:
     assert 3 not in some.unpacked_layers
 
 
+def test_automatic_ones_take_up_to_half_of_what_kv_has() -> None:
+    plain = place(sizes(), PlacementOptions(), gpu(1000))
+    auto = place(sizes(), PlacementOptions(kv_tokens_beside_unpacked=4096), gpu(1000))
+    assert plain.kv_bytes is not None
+    assert auto.kv_bytes is not None
+    assert auto.unpacked_layers == (0, 1, 2, 3)
+    assert auto.kv_bytes == plain.kv_bytes - 4 * OF_LAYER
+    larger = place(sizes((3 * 64 * MIB,) * 4), PlacementOptions(kv_tokens_beside_unpacked=4096), gpu(1000))
+    assert larger.unpacked_layers == (0, 1)
+    assert larger.kv_bytes is not None
+    assert plain.kv_bytes // 2 <= larger.kv_bytes == plain.kv_bytes - 2 * 3 * 64 * MIB
+
+
+def test_automatic_ones_leave_kv_its_tokens() -> None:
+    per_token = sum(layer.kv for layer in sizes().layers)
+    plain = place(sizes(), PlacementOptions(), gpu(1000))
+    assert plain.kv_tokens is not None
+    one_layer = plain.kv_tokens - OF_LAYER // per_token
+    for tokens, layers in ((one_layer, (0,)), (one_layer + 1, ()), (1 << 40, ())):
+        auto = place(sizes(), PlacementOptions(kv_tokens_beside_unpacked=tokens), gpu(1000))
+        assert auto.unpacked_layers == layers
+        assert auto.kv_tokens is not None
+        assert auto.kv_tokens >= min(tokens, plain.kv_tokens)
+
+
+@pytest.mark.parametrize("most", [{"max_total_tokens": 1024}, {"most_kv_tokens": 1024}])
+def test_automatic_ones_take_what_kv_cannot_use(most: dict[str, Any]) -> None:
+    """More than half of the memory, and KV keeps all that it may have."""
+    plain = place(sizes(), PlacementOptions(**most), gpu(300))
+    auto = place(sizes(), PlacementOptions(kv_tokens_beside_unpacked=1 << 40, **most), gpu(300))
+    assert auto.unpacked_layers == (0, 1, 2, 3)
+    assert auto.kv_tokens == plain.kv_tokens == 1024
+
+
+@pytest.mark.parametrize("mib", [80, 100, 120, 140])
+def test_no_automatic_ones_where_experts_are_in_ram(mib: int) -> None:
+    """And the placement is the one without them."""
+    small = sizes((MIB,) * 4)
+    plain = place(small, PlacementOptions(), gpu(mib))
+    assert any(layer.num_cpu_experts for layer in plain.layers)
+    assert place(small, PlacementOptions(kv_tokens_beside_unpacked=64), gpu(mib)) == plain
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -90,6 +137,44 @@ def test_what_cannot_be_met_is_an_error(options: PlacementOptions, message: str)
 def test_the_cpu_engine_refuses_it() -> None:
     with pytest.raises(ConfigError, match=r"^--unpacked-experts: there is nothing to place"):
         place(sizes(), PlacementOptions(unpacked_experts=OF_LAYER), None)
+    with pytest.raises(ConfigError, match=r"^--unpacked-experts: there is nothing to place"):
+        place(sizes(), PlacementOptions(kv_tokens_beside_unpacked=64), None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"unpacked_experts": "1.5"}, (3 << 29, None)),
+        ({"unpacked_experts": "auto"}, (None, 64 * 4096)),
+        ({"unpacked_experts": "auto", "max_num_seqs": "3", "max_model_len": "500"}, (None, 1500)),
+        ({}, (None, None)),
+    ],
+)
+def test_the_flag(flags: dict[str, str], expected: tuple[int | None, int | None]) -> None:
+    options = placement_options(read_options({"model": "m", **flags}, {}), qwen3moe(context_length=8192))
+    assert (options.unpacked_experts, options.kv_tokens_beside_unpacked) == expected
+
+
+def test_the_start_says_what_the_flag_would_bring() -> None:
+    config, header = ServerConfig(model="m", max_num_seqs=4), qwen3moe(context_length=8192)
+
+    def hint(mib: int, step_tokens: int = 2048, **flags: Any) -> str:
+        return unpacked_hint(
+            replace(config, **flags), header, sizes(), PlacementOptions(), gpu(mib), step_tokens
+        )
+
+    auto = place(sizes(), PlacementOptions(kv_tokens_beside_unpacked=4 * 4096), gpu(1000))
+    assert f"0.1 GiB of GPU memory to read prompts faster, and leave {auto.kv_tokens} tokens" in hint(1000)
+    assert not hint(1000, step_tokens=512)
+    assert not hint(1000, unpacked_experts="auto")
+    assert not hint(1000, unpacked_experts=1.0)
+    assert not hint(260)  # one of four layers would fit
+
+
+@pytest.mark.parametrize("text", ["all", "AUTO", "54GiB", ""])
+def test_other_words_are_errors(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--unpacked-experts: must "):
+        read_options({"model": "m", "unpacked_experts": text}, {})
 
 
 def test_steps_that_would_not_use_them() -> None:

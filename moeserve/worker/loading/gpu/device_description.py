@@ -13,9 +13,11 @@ def describe_device(placement: Placement, device: torch.device, in_ram: InRam | 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
     if num_gpus > 1:
         name = f"{num_gpus} x {name}"
+    layers = len(placement.layers)
+    if placement.unpacked_layers:
+        name = f"{name}, experts of {len(placement.unpacked_layers)} of {layers} layers unpacked, too"
     if in_ram is None:
         return f"{device.type} ({name})"
-    layers = len(placement.layers)
     here = f"{placement.num_gpu_experts} of {sum(of.num_experts for of in placement.layers)} experts"
     if placement.layers_in_ram:
         here = f"the last {len(placement.gpu_layers)} of {layers} layers and {here}"

@@ -23,6 +23,7 @@ from moeserve.placement.expert_ram import slot_bytes
 from moeserve.placement.group import place_share, share_sizes
 from moeserve.placement.options import (
     placement_options,
+    unpacked_hint,
     with_state_slots,
     with_window_pool,
 )
@@ -111,6 +112,9 @@ def plan_placement(
             placement.layers_in_ram,
             len(placement.layers),
         )
+    hint = unpacked_hint(config, shape, sizes, options, gpu, max_tokens)
+    if hint:
+        log.info("%s", hint)
     return placement
 
 
