@@ -45,7 +45,8 @@ class ChainInputs:
     drafts and their probabilities."""
 
     def __init__(self, rows: int, depths: int, panels: int, sections: int, device: torch.device) -> None:
-        """panels: the most panels of a shortlist. sections: RoPE positions of a row; 0: one, its number."""
+        """panels: maximum number of panels in a shortlist. sections: number of RoPE positions of a row; 0: a single
+        one, the token's number."""
         self.width, self.depths, self._panels = -(-rows // ALIGN) * ALIGN, depths, panels
         self._sections = sections
         numbers = chain_numbers(self.width, depths, panels, sections)
@@ -70,7 +71,7 @@ class ChainInputs:
         )
 
     def columns(self, buffer: Tensor) -> ChainColumns:
-        """Returns the views of a buffer like this one's."""
+        """Returns views like those of this object, of another buffer with the same layout."""
         rows, panels = buffer[: len(buffer) - self._panels], buffer[len(buffer) - self._panels :]
         of_sections = self.width * self._sections
         numbers, first, by_depth = rows.tensor_split(

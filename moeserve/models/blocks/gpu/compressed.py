@@ -42,7 +42,7 @@ class GpuCompressedAttentionBlock:
         shapes: Sequence[object],
         kv: Sequence[KvLayer],
     ) -> None:
-        """shapes: of the layers' mixers; kv: one per layer."""
+        """shapes: the shapes of the layers' mixers; kv: the KV cache of each layer."""
         self._eps = eps
         self._slot_table = slot_table
         self._forms = forms

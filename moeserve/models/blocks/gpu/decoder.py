@@ -90,15 +90,15 @@ class GpuDecoder:
         draft_head: PlacedDraftHead | None = None,
     ) -> None:
         """kv, states: one per layer of the weights; states is empty without recurrent layers. slot_table: int32
-        [requests, length], the KV slot of each position of a request. handoff, expert_stream, prefill, num_in_ram:
-        see `GpuFfnBlock`. from_cpu: float32 [max_tokens, residual_width] in pinned memory; a step reads x from it
-        instead of embedding tokens. forced_rows: steps of up to this number of rows take the router's choice from
-        `forced_routing`; 0: none. sums: sums over the GPUs of a tensor-parallel group; None: every block is whole
-        on this GPU. adapters: LoRA adapters that rows may use. window_table: slot_table of windowed layers; None:
-        they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after.
-        max_state_drafts: maximum drafts per step, for models with recurrent layers. slots_ahead, max_drafts: with
-        weights of a next-token block, which has the last of `kv`, or with a draft_head, an EAGLE-3 head that replaces
-        it: at each position of a request the KV slot of the next one, and the most drafts of a row."""
+        [requests, length], the KV slot of each position of a request. handoff, expert_stream, prefill, num_in_ram: see
+        `GpuFfnBlock`. from_cpu: float32 [max_tokens, residual_width] in pinned memory; a step reads x from it instead
+        of embedding tokens. forced_rows: steps of up to this number of rows take the router's choice from
+        `forced_routing`; 0: none. sums: sums over the GPUs of a tensor-parallel group; None: every block is whole on
+        this GPU. adapters: LoRA adapters that rows may use. window_table: slot_table of windowed layers; None: they use
+        slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after. max_state_drafts:
+        maximum number of drafts per step, for models with recurrent layers. draft_head: an EAGLE-3 head, which drafts
+        in place of the next-token block; the drafting layer has the last of `kv`. slots_ahead: for a drafting layer, at
+        each position of a request the KV slot of the next position. max_drafts: maximum number of drafts of a row."""
         self.shape = shape
         self.device = slot_table.device
         self.adapters = adapters
@@ -196,7 +196,7 @@ class GpuDecoder:
 
     @property
     def num_kv_slots(self) -> int:
-        """Slots of the smallest KV pool; 0 if all layers are recurrent."""
+        """Number of slots of the smallest KV pool; 0 if all layers are recurrent."""
         return min((layer.num_slots for layer in self._kv if layer.num_slots), default=0)
 
     @property
@@ -251,7 +251,8 @@ class GpuDecoder:
         self._ffn.ram.begin(batch)
 
     def check(self) -> None:
-        """Call it after a step. Raises HandoffError if the CPU failed; the step's results are then invalid."""
+        """Checks whether the CPU has computed its part of the step; to be called after each step. Raises HandoffError
+        if the CPU failed; the step's results are then invalid."""
         self._ffn.ram.check()
 
     def forward(self, batch: GpuBatch, observer: LayerObserver | None = None, part: StepPart = WHOLE) -> None:
@@ -351,8 +352,8 @@ class GpuDecoder:
         return self._window_table is not None
 
     def forget(self, kv_slots: list[int], window_slots: list[int] | None = None) -> None:
-        """Clears these KV slots and the expert counts. window_slots: of windowed layers; None: the same slots. After
-        a step."""
+        """Clears these KV slots and the expert counts. window_slots: of windowed layers; None: the same slots. May be
+        called only after a step has ended."""
         forget_kv(self.shape, self._first_layer, self._kv, kv_slots, window_slots)
         self._ffn.forget_counts()
 

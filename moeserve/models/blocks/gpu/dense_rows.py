@@ -1,6 +1,6 @@
 """The feed-forward of a layer without experts, for a few rows, as dense products.
 
-A dense product reads the weights once for several rows; as a mixture of one expert, each row would read them. A
+A dense product reads the weights once for several rows. As a mixture of one expert, each row would read them again. A
 single row uses the mixture, which has one launch less.
 """
 

@@ -1,5 +1,5 @@
-"""An EAGLE-3 head on a GPU, which drafts: see models/eagle3/shape.py, and drafting_block.py for what the model's own
-block does alike."""
+"""An EAGLE-3 head that drafts on a GPU: see models/eagle3/shape.py. drafting_block.py has the part that it shares with
+the model's own next-token block."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class GpuDraftHeadBlock(GpuDraftingBlock):
         taps: ResidualTaps,
         sizes: BlockSizes,
     ) -> None:
-        """model, weights: of the model that it drafts for. heads: the model's, by rows. taps: the decoder's."""
+        """model, weights: the shape and weights of the model that it drafts for. heads: the buffers of the model's
+        head, by number of rows. taps: the decoder's copies of the residual."""
         w, own, device = head.weights, head.shape.own, sizes.slots_ahead.device
         sizes = replace(sizes, floats=head_floats(device))
         self._head, self._w, self._kv, self._taps = head.shape, w, head.kv, taps

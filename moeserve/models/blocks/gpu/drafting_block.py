@@ -93,8 +93,8 @@ class GpuDraftingBlock(ABC):
         *,
         float_weights: bool,
     ) -> None:
-        """own: the layer as a model of one layer. norms: of its inputs. float_weights: the layer's are not
-        quantised."""
+        """own: the shape of the layer, as a model of one layer. norms: the norms of its inputs. float_weights: whether
+        the layer's weights are not quantised."""
         self._shape, self._matrices, self._norms = own, matrices, norms
         slots_ahead, max_rows, floats = sizes.slots_ahead, sizes.max_rows, sizes.floats
         self._slots_ahead = slots_ahead
@@ -204,8 +204,8 @@ class GpuDraftingBlock(ABC):
         return is_gemv and len(self.chain.scored.panels) > 0
 
     def link(self, size: int, *, of_shortlist: bool = False) -> None:
-        """Launches the next draft of each of up to `size` rows. of_shortlist: scores only the vocabulary panels that
-        `chain` lists."""
+        """Launches the next draft of each of up to `size` rows. of_shortlist: whether to score only the vocabulary
+        panels that `chain` lists."""
         c, s = self.chain, self._spaces[size]
         rows, count = c.rows, c.count
         ids, positions, kv_slots = rows.token_ids[:size], rows.positions[:size], rows.kv_slots[:size]
@@ -252,12 +252,12 @@ class GpuDraftingBlock(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that are scored."""
+        """Number of tokens that are scored."""
         return self._shape.vocab_size
 
     @property
     def has_ids(self) -> bool:
-        """True if the scored tokens are numbered otherwise than the text's."""
+        """True if the scored tokens have other numbers than the text's tokens."""
         return self._matrices.ids is not None
 
 

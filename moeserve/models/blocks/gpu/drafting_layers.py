@@ -1,4 +1,4 @@
-"""Which layer drafts on a GPU: an EAGLE-3 head, the model's own next-token block, or none."""
+"""Chooses the layer that drafts on a GPU: an EAGLE-3 head, the model's own next-token block, or none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def drafting_block(
     draft_head: PlacedDraftHead | None,
     taps: ResidualTaps | None,
 ) -> GpuDraftingBlock | None:
-    """Returns what drafts. Arguments: the decoder's. kv: the block's is the last. taps: with a draft_head."""
+    """Returns the drafting layer; None if nothing drafts. The arguments are those of the decoder. kv: the last one
+    belongs to the drafting layer. taps: None without a draft_head."""
     if draft_head is not None:
         assert taps is not None
         return GpuDraftHeadBlock(draft_head, shape, weights, heads, taps, sizes)

@@ -65,7 +65,8 @@ class ExpertRun(NamedTuple):
         return (self.y, self.ids.shape[1]) if self.gathered is None else (self.gathered, 1)
 
     def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
-        """Launches the experts. adds: for few rows, add to the present contents of `parts`."""
+        """Launches the experts. adds: whether, with few rows, the results are added to the present contents of
+        `parts`."""
         down, matrices, of_down = self.experts.down, self._gate_and_up, self._down
         bias = None if self.experts.biases is None else self.experts.biases[2]
         y, h, b, options = self.y, self.h, self.blocks, self.options

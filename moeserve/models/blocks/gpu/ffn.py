@@ -4,7 +4,8 @@ The GPU computes the experts in its memory while the CPU pool computes those in 
 are streamed to the GPU (`ram_share.py`). A layer without experts has one feed-forward, treated like a shared expert.
 
 A layer's output is left in parts (`ffn_outputs.py`). The next norm adds them to x; sandwiched layers normalise them
-first. A layer with an input of its own adds them itself, and leaves the product of that input."""
+first. A layer with an input of its own (per-layer embeddings) adds the parts itself, and leaves the product of that
+input."""
 
 from __future__ import annotations
 
@@ -56,9 +57,10 @@ class GpuFfnBlock:
         forced_routing: ForcedRouting | None = None,
         num_in_ram: Sequence[int] | None = None,
     ) -> None:
-        """layers: the last ones of `shape`. handoff: to the CPU pool, if it has experts. expert_stream: streams
-        experts from RAM, in layers whose `prefill` is not "cpu". sums: over the GPUs of a tensor-parallel group.
-        num_in_ram: number of experts that the pool has, by layer; None: all that are not on this GPU."""
+        """layers: the weights of the last layers of `shape`. handoff: the hand-off to the CPU pool, if the pool has
+        experts. expert_stream: streams experts from RAM, in layers whose `prefill` is not "cpu". sums: the sums over
+        the GPUs of a tensor-parallel group. num_in_ram: number of experts that the pool has, by layer; None: all that
+        are not on this GPU."""
         self._sums = sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps

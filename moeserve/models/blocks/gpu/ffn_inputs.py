@@ -1,5 +1,5 @@
-"""How the feed-forwards on a GPU read the residual: through a norm that also adds the attention's output, or as the
-attention of a parallel layer did."""
+"""Computes the inputs of feed-forwards on a GPU: a norm of the residual that also adds the attention's output; in a
+parallel layer, the input of attention."""
 
 from __future__ import annotations
 

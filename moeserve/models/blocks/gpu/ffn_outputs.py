@@ -1,4 +1,4 @@
-"""Where a layer's feed-forward leaves its output: in parts, which the next norm adds to x."""
+"""Finds the buffers in which a layer's feed-forward leaves its output: in parts, which the next norm adds to x."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FfnOutputs:
         sums: GpuSums,
         eps: float,
     ) -> None:
-        """shapes, layers: one each per layer. Others: those of `GpuFfnBlock`."""
+        """shapes, layers: the shape and the weights of each layer. The other arguments are those of `GpuFfnBlock`."""
         self._shapes = shapes
         self._layers = [layer.ffn for layer in layers]
         self._own_inputs = [layer.input for layer in layers]
@@ -42,13 +42,14 @@ class FfnOutputs:
         self._eps = eps
 
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
-        """Returns the layer's pending residual contributions: those of its own input, if it has one."""
+        """Returns what is still to be added to the residual for the layer: the product of its own input, if it has one,
+        else the feed-forward's output."""
         if self._own_inputs[index] is not None:
             return PendingSum(s.output, None, None, None)
         return self.pending_ffn(index, s)
 
     def pending_ffn(self, index: int, s: GpuWorkspace) -> PendingSum:
-        """Returns the pending residual contributions of the layer's feed-forward."""
+        """Returns what is still to be added to the residual for the layer's feed-forward."""
         routes, is_shared = self.routes(index, s), self._ram.is_shared(index)
         is_added = self._sums.sums_ffn(index)  # summed over the GPUs, this one's pool included
         if self._is_latent(index):
@@ -141,7 +142,7 @@ class FfnOutputs:
         return s.routes[self._shapes[index].num_parts]
 
     def ids_here(self, index: int, routes: Routes) -> Tensor:
-        """Returns each route's index among the experts here; negative if the expert is elsewhere."""
+        """Returns each route's index among the experts here; negative if the expert is not on this GPU."""
         return routes.local_expert_ids if self._has_expert_map[index] else routes.expert_ids
 
     def unrouted_part(self, index: int, s: GpuWorkspace) -> Tensor:

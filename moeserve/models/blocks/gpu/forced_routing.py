@@ -21,9 +21,9 @@ class ForcedRouting:
         self._steps = torch.zeros(0, layers, rows, experts, dtype=torch.int8)
 
     def load(self, ids: npt.NDArray[np.uint16]) -> None:
-        """ids: [steps, rows, the model's layers, top_k], the chosen experts. `rows` is at most the constructor's;
-        in a step, rows beyond it choose arbitrary experts. If the first layers are not on this GPU, their ids are
-        ignored."""
+        """Takes a trace. ids: [steps, rows, the model's layers, top_k], the chosen experts. `rows` is at most the
+        constructor's; in a step, rows beyond it choose arbitrary experts. If the first layers are not on this GPU,
+        their ids are ignored."""
         steps, rows, _, _ = ids.shape
         by_layer = ids[:, :, -len(self._logits) :].transpose(0, 2, 1, 3)
         chosen = np.zeros((steps, *self._logits.shape), np.int8)

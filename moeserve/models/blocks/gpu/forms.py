@@ -22,8 +22,8 @@ class GpuForm:
     sections: tuple[int, int, int] | None
 
     def sections_of(self, rotary_positions: Tensor | None) -> SectionPositions | None:
-        """Returns what rows with these three positions, int32 [n, 3], rotate by; None in a model whose rows have
-        one."""
+        """Returns the positions by which rows rotate, from three positions each, int32 [n, 3]; None in a model whose
+        rows have one position."""
         if self.sections is None:
             return None
         assert rotary_positions is not None

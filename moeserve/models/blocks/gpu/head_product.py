@@ -55,7 +55,7 @@ class GpuHead:
 
 
 class HeadProduct:
-    """The head's product for up to `rows` rows; owns the buffer in which its input lies in quad order."""
+    """The head's product for up to `rows` rows; owns the buffer that holds its input in quad order."""
 
     def __init__(
         self,

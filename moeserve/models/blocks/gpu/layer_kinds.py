@@ -10,8 +10,8 @@ from torch import Tensor
 
 def distinct_layers(of_layers: Sequence[object]) -> list[int]:
     """Returns the layers, ascending, that together launch every kernel that any layer launches. of_layers: for each
-    layer, all that its launches depend on. A layer's first kernel also adds the previous layer's output, so layers
-    are compared together with the layer before."""
+    layer, everything on which its launches depend. A layer's first kernel also adds the previous layer's output, so
+    layers are compared together with the layer before."""
     kinds = [kind_of(layer) for layer in of_layers]
     first: dict[object, int] = {}
     for index, pair in enumerate(zip([None, *kinds], kinds, strict=False)):

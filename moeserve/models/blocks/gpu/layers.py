@@ -59,8 +59,9 @@ class GpuLayers:
         state_drafts: GpuStateDrafts | None = None,
         taps: ResidualTaps | None = None,
     ) -> None:
-        """Arguments: see `GpuDecoder`. layers: the weights. ffn, sums: the decoder's. state_drafts: None if recurrent
-        layers have no drafts. taps: None if no head reads the residual; otherwise the layers there have mixers."""
+        """Arguments: see `GpuDecoder`. layers: the weights. ffn, sums: those of the decoder. state_drafts: None if
+        recurrent layers have no drafts. taps: None if no head reads the residual; the layers before which it is read
+        must have mixers."""
         self._shape = shape
         self._layers = layers
         self._first_layer = shape.num_layers - len(layers)

@@ -71,9 +71,9 @@ class GpuAdapters:
         *,
         experts_in_ram: bool = False,
     ) -> None:
-        """capacity: number of slots. rank: largest rank of an adapter. dtype: of the matrices. scopes: the scopes
-        that CUDA graphs are captured for; the last one includes all products that any adapter may change.
-        experts_in_ram: some routed experts are in RAM; adapters may then not change routed experts."""
+        """capacity: number of slots. rank: largest rank of an adapter. dtype: the dtype of the matrices. scopes: the
+        scopes that CUDA graphs are captured for; the last one includes all products that any adapter may change.
+        experts_in_ram: whether some routed experts are in RAM; adapters then may not change routed experts."""
         self.shape = shape
         self.capacity = capacity
         self.rank = gpu_rank(rank)
@@ -135,17 +135,18 @@ class GpuAdapters:
         return GpuAdapterMatrices(torch.from_numpy(entries), on_device, scope)
 
     def put(self, slot: int, matrices: GpuAdapterMatrices) -> None:
-        """Installs an adapter. Only between two steps."""
+        """Installs an adapter. May be called only between two steps."""
         self._held[slot] = matrices
         self._table[slot].copy_(matrices.entries)
 
     def remove(self, slot: int) -> None:
-        """Removes an adapter. Only between two steps, and when no row uses it any more."""
+        """Removes an adapter. May be called only between two steps, when no row uses the adapter any more."""
         self._table[slot].zero_()
         del self._held[slot]
 
     def scope_for(self, slots: Iterable[int]) -> AdapterScope:
-        """The smallest captured scope that covers what the adapters in these slots (-1: none) change."""
+        """Returns the smallest captured scope that covers the products that the adapters in these slots (-1: none)
+        change."""
         wanted = AdapterScope.NONE
         for slot in set(slots):
             if slot >= 0:

@@ -40,7 +40,7 @@ class GpuNextTokenBlock(GpuDraftingBlock):
         heads: Heads,
         sizes: BlockSizes,
     ) -> None:
-        """weights: the model's. kv: the block's. forms, heads: the decoder's."""
+        """weights: the weights of the model. kv: the KV cache of the block. forms, heads: those of the decoder."""
         assert weights.next_token is not None
         assert weights.embedding is not None
         assert weights.output is not None

@@ -28,8 +28,8 @@ def added_after_norms(x: Tensor, dense: Tensor, rest: Tensor, norms: SandwichNor
 def around_own_input(
     x: Tensor, change: Tensor, projected: Tensor, norms: SandwichNorms, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the residual after attention, and what feed-forward and own input of the layer add to it: float32 [rows,
-    hidden] each, on the CPU. x: the residual after the feed-forward, which changed it by `change`. projected: what the
-    layer adds after `norms`."""
+    """Returns the residual after attention, and the sum of what the layer's feed-forward and its own input add to it:
+    float32 [rows, hidden] each, on the CPU. x: the residual after the feed-forward, which changed it by `change`.
+    projected: what the layer adds after `norms`."""
     before = x.cpu() - change
     return before, change + added_after_norms(x, projected, projected, norms, eps)

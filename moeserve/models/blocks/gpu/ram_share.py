@@ -25,7 +25,7 @@ class RamShare:
         prefill: Sequence[str] | None,
         num_in_ram: Sequence[int] | None,
     ) -> None:
-        """expert_maps: `GpuLayer.expert_map` of each layer. Others: see `GpuFfnBlock`."""
+        """expert_maps: `GpuLayer.expert_map` of each layer. The other arguments are those of `GpuFfnBlock`."""
         self.handoff = handoff
         self.expert_stream = expert_stream
         num_layers = len(expert_maps)
@@ -62,7 +62,8 @@ class RamShare:
             self.handoff.begin()
 
     def check(self) -> None:
-        """Call it after a step. Raises HandoffError if the CPU failed; the step's results are then invalid."""
+        """Checks whether the CPU has computed its part of the step; to be called after each step. Raises HandoffError
+        if the CPU failed; the step's results are then invalid."""
         if self.handoff is not None:
             self.handoff.check()
 

@@ -1,4 +1,4 @@
-"""Recurrent mixers, by their shape."""
+"""Chooses the recurrent mixer that a layer's shape asks for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A residual of several streams on a GPU, as launches on the current stream: the same as blocks/cpu/residual.py.
 
-A block's output stays apart until the next block reads the streams; that launch adds it first, with the weights that
-the block's own reading has left in the workspace.
+A block's output stays in a separate buffer until the next block reads the streams. That launch first adds the output,
+with the weights that the block itself computed when it read the streams.
 """
 
 from __future__ import annotations

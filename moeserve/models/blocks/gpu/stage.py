@@ -57,12 +57,12 @@ class Stage:
         self._is_alone = alone
 
     def begin(self, part: StepPart, size: int) -> None:
-        """Waits for the input of a part that is padded to `size` rows. Call it before the layers."""
+        """Waits for the input of a part that is padded to `size` rows. Must be called before the layers."""
         if not self.is_first and not self._is_alone:
             self._link.receive((part.first_row, size))
 
     def end(self, part: StepPart, x: Tensor) -> None:
-        """Sends x, float32 [size, hidden], to the next rank. Call it after the layers. After a step's last part,
+        """Sends x, float32 [size, hidden], to the next rank. Must be called after the layers. After a step's last part,
         the first rank waits until all parts have come back."""
         if self._is_alone:
             return

@@ -47,8 +47,8 @@ class GpuSums:
     def mixer_norm_router(
         self, s: GpuWorkspace, count: Tensor, weight: Tensor, eps: float, router: Tensor, bias: Tensor | None
     ) -> None:
-        """Launches s.y = norm(x + the mixer's output summed over the GPUs), and the router's logits. x does not
-        change: the next norm adds `attended`. Only for few rows."""
+        """Launches s.y = norm(x + the mixer's output summed over the GPUs), and the router's logits. x does not change:
+        the next norm adds `attended`. May be used only for few rows."""
         y, within = s.y, self._mixer_within_norm(s)
         if within is not None:
             within.norm_router(s.output, s.x, count, weight, eps, router, y, s.router_logits, bias=bias)

@@ -18,8 +18,8 @@ class ResidualTaps:
         floats: torch.dtype,
         device: torch.device,
     ) -> None:
-        """layers: before which the residual is copied, in the head's order; num_layers: after the last. rows: of the
-        largest step. floats: dtype of the copies."""
+        """layers: the layers before which the residual is copied, in the head's order; the number of layers stands for
+        after the last one. rows: rows of the largest step. floats: dtype of the copies."""
         self._columns: dict[int, list[slice]] = {}  # a layer may be read more than once
         for at, layer in enumerate(layers):
             self._columns.setdefault(layer, []).append(slice(at * hidden, (at + 1) * hidden))
