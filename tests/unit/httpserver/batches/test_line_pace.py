@@ -1,20 +1,13 @@
-"""How fast lines begin beside other answers: in virtual time with counted CPU time, and in the real process."""
+"""How fast lines begin beside other answers, in virtual time with counted CPU time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
 import pytest
 
 from moeserve.httpserver.batches.line_pace import ELSEWHERE, LINE_SHARE, LINGER_S, MAX_DEBT_S, LinePace
-from moeserve.messages.schema import BACKGROUND_PRIORITY, GenerateRequest
-from tests.support.http_harness import HttpServer, echo, http_server, silence
-from tests.support.waiting import within
-from tests.unit.httpserver.batches.batch_files import client_of, completed, create, ended, jsonl, line
 
 LINE_S = 0.002  # of CPU time
 
@@ -113,32 +106,3 @@ def test_a_line_that_fails_or_is_cancelled_has_been_paid() -> None:
     world = World()
     asyncio.run(run())
     assert world.pace.wait_s() == pytest.approx(0.015 * (1.0 + ELSEWHERE) / LINE_SHARE, rel=0.2)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[HttpServer]:
-    with http_server(batch_dir=str(tmp_path)) as server:
-        yield server
-
-
-def test_the_process_is_left_to_another_answer(server: HttpServer) -> None:
-    """A batch of 400 lines, which an idle server answers in a second; beside an answer that is under way the process
-    does little, and the rest follows at full speed when it has ended."""
-
-    def answer(server: HttpServer, request: GenerateRequest) -> None:
-        (echo if request.priority == BACKGROUND_PRIORITY else silence)(server, request)
-
-    server.answer = answer
-    client = client_of(server)
-    with client.completions.create(model="echo-model", prompt="Once", max_tokens=5, stream=True):
-        assert within(30, lambda: len(server.requests) == 1)
-        batch = create(client, jsonl(line(f"r{i}") for i in range(400)))
-        assert within(60, lambda: completed(client, batch.id) >= 3)
-        process = psutil.Process(server.process.pid)
-        began, before = time.monotonic(), process.cpu_times()
-        time.sleep(4.0)
-        seconds, after = time.monotonic() - began, process.cpu_times()
-        used = after.user + after.system - before.user - before.system
-        assert used / seconds < 3 * LINE_SHARE
-        assert completed(client, batch.id) < 400
-    assert ended(client, batch.id).request_counts.completed == 400
