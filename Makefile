@@ -23,7 +23,7 @@
 #   make wheels                                                   wheels for all Pythons and old systems, tried: needs Docker
 #   make test-wheel [WHEEL_PYTHONS="python3.11 python3.12"]       the wheel in empty environments, without a compiler
 #   make test-wheel-system WHEEL=FILE [SUITE=forky]               a wheel in a bare Debian (Python 3.14), filled from PyPI: as root
-#   make test-images                                              the container images for CPU and CUDA, built and started: needs Docker
+#   make test-images [DOCKER=podman]                              the container images for CPU and CUDA, built and started: needs Docker
 #   make release TAG=vX.Y.Z                                       whether the tag is this commit's version; its notes and wheels in dist/
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write what is made from the code anew
@@ -202,10 +202,14 @@ test-wheel-system:
 	scripts/try_wheel_in_empty_system.sh "$(WHEEL)" "$(SUITE)"
 
 # The second is what PyPI's PyTorch makes of it: it has no GPU to compute on here, and starts all the same.
+# IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…": of both builds. Podman's own format of images has no health checks.
+DOCKER ?= docker
+test-images: export BUILDAH_FORMAT := docker
+test-images: export DOCKER := $(DOCKER)
 test-images:
-	docker build --file deploy/Dockerfile --tag moeserve:cpu .
+	$(DOCKER) build --file deploy/Dockerfile --tag moeserve:cpu $(IMAGE_FLAGS) .
 	scripts/try_image.sh moeserve:cpu
-	docker build --file deploy/Dockerfile --tag moeserve:cuda --target cuda --build-arg TORCH_INDEX= .
+	$(DOCKER) build --file deploy/Dockerfile --tag moeserve:cuda --target cuda --build-arg TORCH_INDEX= $(IMAGE_FLAGS) .
 	scripts/try_image.sh moeserve:cuda
 
 release: wheels

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import http.server
 import json
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +156,40 @@ def test_dockerfile_has_no_root_and_a_compiler_for_cuda_alone() -> None:
     assert not any("apt-get" in rest for _, rest in runtime), "no compiler in the CPU's image"
     assert found["cuda"][0] == ("FROM", "runtime AS cuda")
     assert [rest for name, rest in found["cuda"] if name == "USER"] == ["root", "10001"]
-    (check,) = (rest for name, rest in runtime if name == "HEALTHCHECK")
-    command = json.loads(check[check.index("[") :])
-    compile(command[2], "healthcheck", "exec")
     used = set(re.findall(r"MOESERVE_\w+", (DEPLOY / "Dockerfile").read_text()))
     assert used <= VARIABLES
+
+
+class _Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+
+def test_the_health_check_asks_past_proxies() -> None:
+    """Docker's client can set proxies in each container. Once the server is gone the check fails."""
+    runtime = stages()["runtime"]
+    (check,) = (rest for name, rest in runtime if name == "HEALTHCHECK")
+    program, *arguments = json.loads(check[check.index("[") :])
+    assert program == "python"
+    with http.server.HTTPServer(("127.0.0.1", 0), _Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = {"http_proxy": "http://127.0.0.1:9", "MOESERVE_HEALTH_PORT": str(server.server_port)}
+        healthy = subprocess.run([sys.executable, *arguments], env=environment, timeout=60)
+        server.shutdown()
+    lost = subprocess.run([sys.executable, *arguments], env=environment, timeout=60, capture_output=True)
+    assert (healthy.returncode, lost.returncode) == (0, 1)
+
+
+def test_the_image_has_a_home_for_any_user() -> None:
+    """Models by name are kept in it; without HOME and USER a number without a name would have none."""
+    runtime = stages()["runtime"]
+    (variables,) = (
+        dict(pair.split("=", 1) for pair in rest.split()) for name, rest in runtime if name == "ENV"
+    )
+    assert variables["USER"]
+    (made,) = (rest for name, rest in runtime if name == "RUN")
+    assert re.search(rf"install --directory .*--mode=1777 {variables['HOME']}$", made)
 
 
 def test_the_image_is_built_from_all_that_a_build_needs() -> None:
