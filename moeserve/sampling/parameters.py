@@ -242,7 +242,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     typical_p: Annotated[
         float,
         Parameter(
-            "Of the tokens whose surprise is nearest to the expected one, those that have this probability together.",
+            "Keep the tokens whose surprise is nearest to the expected one, until they have this probability together.",
             _NOT_0,
             "float64",
             "typical_p",

@@ -221,7 +221,7 @@ class InfillBody(CompletionBody):
 
     prompt: Annotated[str, Field(description="The beginning of the middle.")] = ""
     input_prefix: Annotated[str, Field(description="The text before the middle.")] = ""
-    input_suffix: Annotated[str, Field(description="The text behind it.")] = ""
+    input_suffix: Annotated[str, Field(description="The text after the middle.")] = ""
     input_extra: Annotated[
         list[ExtraFile],
         Field(

@@ -235,7 +235,7 @@ class GenerateBody(_Body):
     system: str = ""
     raw: Annotated[bool, Field(description="The prompt as it is: no chat template.")] = False
     suffix: Annotated[
-        str, Field(description="The text behind the answer, for models that fill in the middle.")
+        str, Field(description="The text after the answer, for models that fill in the middle.")
     ] = ""
     images: Annotated[Images, Field(default_factory=list)]
     template: Annotated[Any, unsupported("a template of the request's", "")] = None

@@ -99,7 +99,7 @@ class CompletionRequest(OpenAIRequest):
     suffix: Annotated[
         str | None,
         Field(
-            description="The text behind the answer (fill-in-the-middle), for models that have tokens for that."
+            description="The text after the answer (fill-in-the-middle), for models that have tokens for that."
         ),
     ] = None
 
