@@ -82,6 +82,9 @@ class AttentionPlan:
     cuts: int
     slices: int
     together: int
+    latent_together: int
+    chooses: bool
+    has_tiles: bool
     def __init__(self) -> None: ...
     def build(
         self,
@@ -106,6 +109,8 @@ class AttentionPlan:
 
 class CompressedPlan:
     attention: AttentionPlan
+    chooses: bool
+    copies_keys: bool
     def __init__(self) -> None: ...
     @property
     def key_rows(self) -> list[int]:
@@ -187,7 +192,7 @@ class Stream:
     def slots(self, type: int, rows: int, cols: int, count: int) -> Matrix: ...
     def view(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def embed(
-        self, table: int, bytes: int, type: int, ids: Tensor, n: int, x: Tensor, scale: float
+        self, table: int, bytes: int, type: int, ids: Tensor, n: int, x: Tensor, scale: float, copies: int
     ) -> None: ...
     def norm(
         self,
@@ -259,7 +264,7 @@ class Stream:
     ) -> None: ...
     def index_store(
         self,
-        q: Tensor,
+        q: Tensor | None,
         keys: Tensor,
         norm: Tensor,
         bias: Tensor,

@@ -84,10 +84,12 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         x: torch.Tensor,
         *,
         scale: float = 1.0,
+        copies: int = 1,
     ) -> None:
-        """x[t] = row ids[t] of the table (GGUF rows, uint8) times `scale`. ids: int32 [n], x: [n, hidden]."""
+        """x[t] = row ids[t] of the table (GGUF rows, uint8) times `scale`, `copies` times one after another. ids: int32
+        [n], x: [n, copies * hidden]."""
         bring_codebook(ggml_type)
-        self._native.embed(*gguf_rows(table, "table"), ggml_type, ids, n, x, scale)
+        self._native.embed(*gguf_rows(table, "table"), ggml_type, ids, n, x, scale, copies)
         self._held.append((table, ids, x))
 
     def norm(

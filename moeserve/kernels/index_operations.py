@@ -14,7 +14,7 @@ class IndexOperations(OperationQueue):
 
     def index_store(
         self,
-        q: torch.Tensor,
+        q: torch.Tensor | None,
         keys: torch.Tensor,
         norm: torch.Tensor,
         bias: torch.Tensor,
@@ -32,8 +32,8 @@ class IndexOperations(OperationQueue):
         """Rotates the index queries in place and stores the tokens' index keys, as indexer/reference.py specifies.
         positions: as in `rope_store`.
 
-        q [n, heads * dim]; keys [n, dim]; norm, bias [dim]; cos, sin [n, rotary / 2]; slots int32 [n]. 32 divides
-        `dim` and `rotary`.
+        q [n, heads * dim], None where no row chooses keys; keys [n, dim]; norm, bias [dim]; cos, sin [n, rotary / 2];
+        slots int32 [n]. 32 divides `dim` and `rotary`.
         """
         assert kv.index_keys is not None
         self._native.index_store(

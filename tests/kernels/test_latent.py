@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
+from moeserve.kernels._C import AttentionPlan
+from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.attention.reference import Sequence, attention
 from moeserve.kernels.latent.reference import latent_store, linear_by_head, rotate_pairs
 from moeserve.kernels.quantize.reference import quantize
@@ -66,6 +69,19 @@ def test_parts_threads_and_splitting_do_not_change_a_bit(isa: str) -> None:
             found = step.run(isa, parts, threads, split)
             assert torch.equal(found.f32, whole.f32)
             assert torch.equal(found.q8, whole.q8)
+
+
+@each_isa
+def test_parts_that_gather_their_keys_together_give_the_same_bits(isa: str) -> None:
+    """As in decode steps of models with many heads: 32, in eight parts."""
+    step = Step([(37, 1), (1100, 1)], 32)
+    whole = step.run(isa, threads=1, split=False)
+    for threads, together in ((1, 8), (2, 8), (3, 1), (4, 4), (32, 1)):
+        plan, heads = AttentionPlan(), Heads(32, 8, RANK + ROTARY, RANK, is_latent=True)
+        columns = (np.array(column, np.int32) for column in zip(*((0, 1, 37, 0), (1, 1, 7, 1)), strict=True))
+        build_attention_plan(plan, *columns, np.zeros((2, 64), np.int32), heads, threads)
+        assert plan.latent_together == together, threads
+        assert torch.equal(step.run(isa, 8, threads).f32, whole.f32)
 
 
 @each_isa

@@ -41,6 +41,8 @@ void bind_compressed(nb::module_& m) {
       .def_prop_ro(
           "attention", [](CompressedPlan& plan) -> AttentionPlan& { return plan.attention; },
           nb::rv_policy::reference_internal)
+      .def_prop_ro("chooses", [](const CompressedPlan& plan) { return plan.choice.has_choosing(); })
+      .def_prop_ro("copies_keys", [](const CompressedPlan& plan) { return !plan.copies.empty(); })
       .def_prop_ro("key_rows",
                    [](const CompressedPlan& plan) {
                      nb::list rows;

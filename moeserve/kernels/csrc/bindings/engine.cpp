@@ -110,6 +110,9 @@ void bind_engine(nb::module_& m) {
       .def_ro("cuts", &AttentionPlan::cuts)
       .def_ro("slices", &AttentionPlan::slices)
       .def_ro("together", &AttentionPlan::together)
+      .def_ro("latent_together", &AttentionPlan::latent_together)
+      .def_prop_ro("chooses", [](const AttentionPlan& plan) { return plan.choice.has_choosing(); })
+      .def_prop_ro("has_tiles", [](const AttentionPlan& plan) { return !plan.tiles.empty(); })
       .def("build", &build_plan, "rows"_a, "counts"_a, "positions"_a, "req_slots"_a, "slot_table"_a,
            "heads"_a, "kv_heads"_a, "value_dim"_a, "threads"_a, "ends"_a.none() = nb::none(), "top"_a = 0,
            "block"_a = 1, "local"_a = 0)
@@ -181,7 +184,7 @@ void bind_engine(nb::module_& m) {
            "gate_softplus"_a, "score_cap"_a)
       .def("latent_store", &Stream::latent_store, "q"_a, "latent"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
            "positions"_a.none(), "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "nope"_a, "queries"_a)
-      .def("index_store", &Stream::index_store, "q"_a, "keys"_a, "norm"_a, "bias"_a, "eps"_a, "cos"_a,
+      .def("index_store", &Stream::index_store, "q"_a.none(), "keys"_a, "norm"_a, "bias"_a, "eps"_a, "cos"_a,
            "sin"_a, "positions"_a.none(), "slots"_a, "index_keys"_a, "n"_a, "heads"_a, "in_pairs"_a)
       .def("index_blocks", &Stream::index_blocks, "plan"_a, "q"_a, "keys"_a, "q_norm"_a, "k_norm"_a, "eps"_a,
            "cos"_a, "sin"_a, "first_cos"_a.none(), "first_sin"_a.none(), "index_keys"_a, "heads"_a)

@@ -145,15 +145,18 @@ std::unique_ptr<Matrix> Stream::view(uintptr_t source, size_t bytes, int type, i
   return make_matrix(bytes, type, rows, cols, experts, reinterpret_cast<const uint8_t*>(source));
 }
 
-void Stream::embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale) {
-  const int64_t cols = tensor_arg(x, "x", Element::kFloat32).cols;
+void Stream::embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale,
+                   int copies) {
+  const int64_t width = tensor_arg(x, "x", Element::kFloat32).cols;
+  if (copies < 1 || width % copies != 0) reject("copies", "a divisor of x's columns wanted");
+  const int64_t cols = width / copies;
   if (type_info(type).name == nullptr || cols < 1 || cols % type_info(type).block_cols != 0) {
     reject("table", "no rows of " + std::to_string(cols) + " columns in this type");
   }
   const auto* id = rows_arg<int32_t>(ids, "ids", n, 1);
   check_ids("token id", id, n, static_cast<int64_t>(bytes / row_bytes(type, cols)));
-  pool_.submit(EmbedOp{reinterpret_cast<const uint8_t*>(table), type, id, n, cols, scale,
-                       rows_arg<float>(x, "x", n, cols)});
+  pool_.submit(EmbedOp{reinterpret_cast<const uint8_t*>(table), type, id, n, copies, cols, scale,
+                       rows_arg<float>(x, "x", n, width)});
 }
 
 void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows,

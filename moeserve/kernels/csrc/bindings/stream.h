@@ -88,7 +88,7 @@ class Stream {
   // A packed matrix of `count` experts in untouched memory, which takes no RAM before it is written.
   std::unique_ptr<Matrix> slots(int type, int64_t rows, int64_t cols, int64_t count);
 
-  void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale);
+  void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale, int copies);
   void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows, bool centered);
   void add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor);
   void softcap(Tensor x, int n, float cap);

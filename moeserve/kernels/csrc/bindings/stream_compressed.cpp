@@ -48,8 +48,8 @@ void Stream::compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tenso
   op.eps = eps;
   op.scale = scale;
   op.angles = angles_of(cos, sin, positions, n, dim);
-  op.rows = plan.key_rows.data();
-  check_ids("key", op.rows, n, pool.rows);
+  op.plan = &plan;
+  check_ids("key", plan.key_rows.data(), n, pool.rows);
   op.keys = static_cast<uint16_t*>(pool.data);
   if (!index_q.is_none()) {
     const int64_t width = tensor_arg(index_q, "index_q", Element::kFloat32).cols;

@@ -39,12 +39,13 @@ void Stream::index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float 
                          Tensor positions, Tensor slots, Tensor index_keys, int n, int heads, bool in_pairs) {
   const int64_t dim = tensor_arg(keys, "keys", Element::kFloat32).cols;
   check_index_dim(dim);
-  if (heads < 1) reject("heads", "at least one wanted");
+  if (q.is_none()) heads = 0;
+  if (heads < 1 && !q.is_none()) reject("heads", "at least one wanted");
   const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols;
   check_rotary(half, dim);
   IndexStoreOp op{};
   op.k = &kernels_;
-  op.q = rows_arg<float>(q, "q", n, heads * dim);
+  op.q = q.is_none() ? nullptr : rows_arg<float>(q, "q", n, heads * dim);
   op.keys = rows_arg<float>(keys, "keys", n, dim);
   op.norm = sized_arg<float>(norm, "norm", dim);
   op.bias = sized_arg<float>(bias, "bias", dim);

@@ -134,10 +134,11 @@ void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_he
 }
 
 // Attends parts `part` .. part + together - 1. If these span several KV heads, a token's keys are read from end to end,
-// as they are in memory, so that the CPU prefetches the next.
+// as they are in memory, so that the CPU prefetches the next. The parts of latent attention have the same keys.
 void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int part,
                     int together, Buffers& b, State state) {
   const int group = op.part_heads(), queries = tile.count * group;
+  const int sharing = op.is_latent ? together : 1;  // parts with the same keys
   for (int i = 0; i < together * queries; ++i) {
     const int64_t row = tile.row + i % queries / group, head = (part + i / queries) * group + i % group;
     b.queries[i] = op.q + (row * op.heads + head) * op.dim;
@@ -150,15 +151,17 @@ void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int 
     const int count = std::min(kKeyBlock, end - key0);
     const int32_t* slots = tile.slots + key0;
     seen_keys(op, tile, group, key0, count, b.first, b.end);
-    for (int p = 0; p < together; ++p) {
+    for (int i = queries; i < sharing * queries; ++i)
+      b.first[i] = b.first[i - queries], b.end[i] = b.end[i - queries];
+    for (int p = 0; p < together; p += sharing) {
       const auto kv_head = [&](int i) { return (part + i) / op.plan->cuts; };
       const char** next =
-          p + 1 < together
+          p + sharing < together
               ? lines_of(op, slots, count, kv_head(p + 1), b.lines)
               : lines_of(op, slots + count, std::min(kKeyBlock, end - key0 - count), kv_head(0), b.lines);
       Upcoming upcoming{b.lines, static_cast<int>(next - b.lines)};
-      attend(op, slots, count, kv_head(p), p * queries, queries, b, state.from(p * queries, op.value_dim),
-             upcoming);
+      attend(op, slots, count, kv_head(p), p * queries, sharing * queries, b,
+             state.from(p * queries, op.value_dim), upcoming);
     }
   }
 }
@@ -286,7 +289,7 @@ void AttentionPlan::divide(int threads) {
   const int64_t all = static_cast<int64_t>(parts.size()) * kv_heads;
   slices = leaves_threads_idle(all, threads) ? value_dim / kValueSlice : 0;
   if (slices > 0) scores.resize(num_scores);
-  cuts = together = 1;
+  cuts = 1;
   cut_heads(split ? all : units, threads);
   join_heads(split ? all : units, threads);
 }
@@ -354,10 +357,17 @@ void AttentionPlan::cut_heads(int64_t units, int threads) {
 void AttentionPlan::join_heads(int64_t units, int threads) {
   int most = 1;
   for (const Tile& tile : tiles) most = std::max(most, tile.count);
-  while (cuts == 1 && kv_heads % (2 * together) == 0 && 2 * together * most <= kTileTokens &&
-         units / (2 * together) >= 4 * threads) {
-    together *= 2;
-  }
+  const auto joined = [&](const auto& are_enough) {
+    int heads = 1;
+    while (cuts == 1 && kv_heads % (2 * heads) == 0 && 2 * heads * most <= kTileTokens &&
+           are_enough(units / (2 * heads)))
+      heads *= 2;
+    return heads;
+  };
+  together = joined([&](int64_t left) { return left >= 4 * threads; });
+  // Gathering takes as long as attending with some eight heads.
+  latent_together =
+      joined([&](int64_t left) { return left >= 4 * threads || (left >= threads && left % threads == 0); });
 }
 
 BytesAhead AttentionOp::reads_first(const Team& team) const {
@@ -368,7 +378,8 @@ void AttentionOp::operator()(Team& team) const {
   if (is_sliced()) return attend_sliced(*this, team);
   const Shape shape{part_heads(), dim, value_dim, keys.is_q8()};
   Buffers b(team.scratch(Buffers::bytes(shape)), shape);
-  const int parts = this->parts(), together = is_latent ? 1 : plan->together, joined = parts / together;
+  const int parts = this->parts(), together = is_latent ? plan->latent_together : plan->together,
+            joined = parts / together;
   if (plan->split) {
     team.for_claimed_units(
         static_cast<int64_t>(plan->parts.size()) * joined, [&](int64_t unit, Claim& claim) {

@@ -54,7 +54,9 @@ class AttentionPlan {
   // Number of parts that the heads of each KV head are cut into, if there are fewer work units than threads. Each part
   // gathers the keys again.
   int cuts = 1;
-  int together = 1;  // KV heads per unit; always one part per unit in latent attention
+  int together = 1;  // KV heads per unit
+  // The same in latent attention, where the heads' parts of a unit gather their common keys once.
+  int latent_together = 1;
   // Number of slices that the columns of values are cut into, if attention is divided by keys and then by columns
   // (attention_sliced.cpp); 0: divided by heads.
   int slices = 0;

@@ -72,7 +72,7 @@ void CompressedStoreOp::operator()(Team& team) const {
     alignas(64) float key[kMostCompressedDim];
     k->rms_norm(kv + t * dim, norm, eps, dim, key);
     angles.rotate(key, dim, position);
-    k->to_half(key, dim, keys + int64_t{rows[t]} * dim);
+    k->to_half(key, dim, keys + int64_t{plan->key_rows[t]} * dim);
     for (int h = 0; index_q != nullptr && h < index_heads; ++h) {
       angles.rotate(index_q + (t * index_heads + h) * index_dim, index_dim, position);
     }

@@ -28,9 +28,9 @@ struct CompressedStoreOp {
   const float* norm;  // [dim]
   float eps, scale;
   TailRotation angles;
-  const int32_t* rows;  // [n]: where the tokens' keys are stored
-  uint16_t* keys;       // [rows, dim]
-  float* index_q;       // [n, index_heads, index_dim], in place; or nullptr
+  const CompressedPlan* plan;  // says where the tokens' keys are stored
+  uint16_t* keys;              // [rows, dim]
+  float* index_q;              // [n, index_heads, index_dim], in place; or nullptr
   int n, heads, dim, index_heads, index_dim;
   void operator()(Team& team) const;
 };

@@ -16,7 +16,7 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
 // a head rotate, as halves; pairs of neighbours are first moved half a rotary width apart.
 struct IndexStoreOp {
   const Kernels* k;
-  float* q;           // [n, heads, dim], in place
+  float* q;           // [n, heads, dim], in place; nullptr with 0 heads: none
   const float* keys;  // [n, dim]
   const float* norm;  // [dim]: LayerNorm's weight and bias
   const float* bias;

@@ -75,6 +75,8 @@ struct KeyChoice {
   // After the last sequence: allocates lists and scores. Lists are valid slots at any time: late threads read them.
   void finish();
 
+  bool has_choosing() const { return !tiles.empty(); }
+
   // Calls each(row, position, slots, whether the row completes a block of `pooled` positions) for the sequences' rows.
   template <class Team, class Each>
   void for_rows(Team& team, int pooled, const Each& each) const {

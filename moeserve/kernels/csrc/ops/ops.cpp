@@ -59,10 +59,12 @@ void EmbedOp::operator()(Team& team) const {
   const size_t stride = row_bytes(type, cols);
   team.last_phase();
   team.for_units(n, [&](int64_t t) {
-    float* row = x + t * cols;
+    float* row = x + t * copies * cols;
     dequantize_row(type, table + ids[t] * stride, cols, row);
-    if (scale == 1.0f) return;
-    for (int64_t i = 0; i < cols; ++i) row[i] *= scale;
+    if (scale != 1.0f) {
+      for (int64_t i = 0; i < cols; ++i) row[i] *= scale;
+    }
+    for (int copy = 1; copy < copies; ++copy) std::copy_n(row, cols, row + copy * cols);
   });
 }
 

@@ -79,15 +79,15 @@ struct PackOp {
   void operator()(Team& team) const;
 };
 
-// x[t] = table[ids[t]] * scale; the table is GGUF rows. Stream::embed has checked the ids.
+// x[t] = table[ids[t]] * scale, `copies` times one after another; the table is GGUF rows. Stream::embed has checked the ids.
 struct EmbedOp {
   const uint8_t* table;
   int type;
   const int32_t* ids;
-  int n;
-  int64_t cols;
+  int n, copies;
+  int64_t cols;  // of the table
   float scale;
-  float* x;
+  float* x;  // [n, copies * cols]
   void operator()(Team& team) const;
 };
 
