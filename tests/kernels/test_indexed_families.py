@@ -64,6 +64,19 @@ def test_chunks_and_threads_change_nothing_beyond_the_chosen_number(model: Path)
     assert_chunks_change_nothing(model, Fixture.load(model, model.parent).tokens[-1])
 
 
+@pytest.mark.parametrize("model", family_models("glmdsa"), ids=lambda model: model.stem)
+def test_steps_in_which_no_row_chooses_compute_no_index_queries(model: Path) -> None:
+    """They would read the queries' matrix for nothing. The keys are stored: later rows choose among them."""
+    engine = Engine(stream_of(ISAS[-1]), model)
+    indexer, tokens = engine.model._space.indexer, [token % 600 for token in TOKENS[: top_of(engine) + 1]]
+    assert indexer is not None
+    indexer.q.fill_(float("nan"))
+    engine.logits(tokens[:-1], 1)
+    assert indexer.q.isnan().all()
+    engine.logits(tokens, 1)
+    assert not indexer.q[0].isnan().any()
+
+
 def top_of(engine: Engine) -> int:
     assert engine.config.indexer is not None
     return engine.config.indexer.rule.most_dense

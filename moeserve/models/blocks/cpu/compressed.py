@@ -61,6 +61,12 @@ class CompressedPlans:
                 top=top,
             )
 
+    @property
+    def kinds(self) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+        """Of each plan, whether rows choose entries, and whether keys are copied to their rings behind the step."""
+        plans = self._plans.values()
+        return tuple(plan.chooses for plan in plans), tuple(plan.copies_keys for plan in plans)
+
     @classmethod
     def for_model(cls, model: ModelShape, kv: Sequence[KvLayer]) -> CompressedPlans | None:
         """Returns the plans; None if the model has another kind of attention. kv: one per layer."""

@@ -31,8 +31,8 @@ from moeserve.models.blocks.cpu.layers import CpuLayers
 from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.models.blocks.cpu.ngrams import look_up
-from moeserve.models.blocks.cpu.repeated_steps import MOST_ROWS, RepeatedSteps, can_repeat
-from moeserve.models.blocks.cpu.residual import embed, norm_embeddings, read_for_head
+from moeserve.models.blocks.cpu.repeated_steps import MOST_ROWS, RepeatedSteps, plan_kinds
+from moeserve.models.blocks.cpu.residual import embed, norm_embeddings, note_input, read_for_head
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS
@@ -96,7 +96,7 @@ class CpuDecoder:
             *(shape, weights, stream, kv, states, self._space, self._forms, adapters, disk, most_drafts)
         )
         self._repeated: RepeatedSteps | None = None
-        if repeats_steps and disk is None and can_repeat(shape):
+        if repeats_steps and disk is None:
             vocab = len(weights.embedding.table)
             self._repeated = RepeatedSteps(shape, stream, kv, states, self._forms, vocab)
         self._is_in_place = (
@@ -169,9 +169,9 @@ class CpuDecoder:
             self._layers.token_ids = token_ids = self._repeated.tokens(token_ids)
             self._repeated.launch(n, partial(self._launch_first, token_ids, None))
             self._is_in_place = True
-            return
-        self._layers.token_ids = token_ids
-        self._launch_first(token_ids, adapters)
+        else:
+            self._layers.token_ids = token_ids
+            self._launch_first(token_ids, adapters)
         if self._weights.ngrams is not None and self.shape.ngrams is not None:
             assert previous is not None
             ids = token_ids.numpy()
@@ -204,12 +204,15 @@ class CpuDecoder:
             observer.embedding(self._space.x)
         elif self._repeated is not None and self._is_in_place and self._repeated.takes(batch):
             batch = self._repeated.batch(batch)
-            key = batch.n, batch.has_window_plan, batch.window_slots is not None
+            kinds = plan_kinds(self._forms, self._layers.compressed)
+            key = batch.n, batch.has_window_plan, batch.window_slots is not None, kinds
             self._repeated.launch(key, partial(self._launch_layers, batch, None))
             return
         self._launch_layers(batch, observer)
 
     def _launch_layers(self, batch: CpuBatch, observer: LayerObserver | None) -> None:
+        if self._projects_first:
+            note_input(self._layers.weights[0].mixer, self._space)
         for index in range(len(self._weights.layers)):
             self._tap(index, batch.n)
             if self.shape.ngrams is not None and index == self.shape.ngrams.layer:

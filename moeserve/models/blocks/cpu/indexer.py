@@ -18,13 +18,10 @@ from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.loading.cpu_weights import CpuBlockIndexer, CpuIndexer
 
 
-def project_index(
-    stream: CpuStream, w: CpuIndexer, y: Activations, q_a: Activations, n: int, space: IndexerWorkspace
-) -> None:
-    """Launches the indexer's products. y: norm(x); q_a: the compressed q, normalised."""
+def project_index(stream: CpuStream, w: CpuIndexer, y: Activations, n: int, space: IndexerWorkspace) -> None:
+    """Launches the indexer's products of y = norm(x)."""
     gates = [] if w.ape is None else [space.gates]
     stream.linear(y, n, w.inputs, [space.keys, space.weights, *gates])
-    stream.linear(q_a, n, w.q_b, [space.q])
 
 
 def store_index(
@@ -35,16 +32,20 @@ def store_index(
     kv: KvLayer,
     batch: CpuBatch,
     space: IndexerWorkspace,
+    q_a: Activations | None,
 ) -> None:
-    """Launches the storing of index keys in the KV cache, after `project_index`; then `CpuStream.choose_keys` can
-    choose."""
+    """Launches the storing of index keys in the KV cache, after `project_index`, and the index queries; then
+    `CpuStream.choose_keys` can choose. q_a: the compressed q, normalised; None if no row chooses: most steps of a
+    context that is shorter than the number of keys to choose would read the queries' matrix for nothing."""
+    if q_a is not None:
+        stream.linear(q_a, batch.n, w.q_b, [space.q])
     if w.ape is not None:
         plan = form.plans[shape.rule]
         stream.index_pools(plan, space.keys, space.gates, w.k_norm, w.k_bias, shape.eps, w.ape, kv)
         return
     stream.index_store(
-        space.q, space.keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.kv_slots, kv, batch.n,
-        shape.num_heads, in_pairs=shape.in_pairs, positions=batch.positions,
+        None if q_a is None else space.q, space.keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin,
+        batch.kv_slots, kv, batch.n, shape.num_heads, in_pairs=shape.in_pairs, positions=batch.positions,
     )  # fmt: skip
 
 

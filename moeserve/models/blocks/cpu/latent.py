@@ -44,7 +44,7 @@ def project_latent(
         stream.norm(s.q_a, w.q_a_norm, shape.latent_eps, n, s.q_a_normed)
         stream.linear(s.q_a_normed, n, w.q_b, [s.q])
         if w.indexer is not None and space.indexer is not None:
-            project_index(stream, w.indexer, space.y, s.q_a_normed, n, space.indexer)
+            project_index(stream, w.indexer, space.y, n, space.indexer)
 
 
 def store_latent(
@@ -55,13 +55,17 @@ def store_latent(
     kv: KvLayer,
     batch: CpuBatch,
     space: CpuWorkspace,
+    *,
+    chooses: bool = False,
 ) -> None:
     """Launches two operations: one stores the latents in the KV cache, and one computes the parts of q that need no
-    product. With an indexer, also launches those that store the index keys and compute the index queries."""
+    product. With an indexer, also launches those that store the index keys and, if a row `chooses` its keys, compute
+    the index queries."""
     s = space.latent
-    if w.indexer is not None and shape.indexer is not None and space.indexer is not None:
-        store_index(stream, w.indexer, shape.indexer, form, kv, batch, space.indexer)
     assert s is not None
+    if w.indexer is not None and shape.indexer is not None and space.indexer is not None:
+        q_a = s.q_a_normed if chooses else None
+        store_index(stream, w.indexer, shape.indexer, form, kv, batch, space.indexer, q_a)
     stream.latent_store(
         s.q, s.latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.kv_slots, kv, batch.n,
         shape.num_heads, shape.scale, s.nope, s.queries.f32, positions=batch.positions,
@@ -80,7 +84,7 @@ def attend_latent(
     """Launches the rest of the block, after `project_latent`."""
     n, s, plan = batch.n, space.latent, form.plans[shape.rule]
     assert s is not None
-    store_latent(stream, w, shape, form, kv, batch, space)
+    store_latent(stream, w, shape, form, kv, batch, space, chooses=plan.chooses)
     if w.indexer is not None and shape.indexer is not None and space.indexer is not None:
         q, weights = space.indexer.q, space.indexer.weights
         stream.choose_keys(plan, q, weights, kv, shape.indexer.num_heads)

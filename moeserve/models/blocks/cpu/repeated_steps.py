@@ -3,14 +3,15 @@
 A step launches some ten operations a layer, and each launch checks its operands. If the caches hold the model, a step
 waits longer for these launches than for the pool's work. So the first step of each number of rows is recorded, with its
 token ids, positions and KV slots in buffers that stay in place. A later step writes these buffers and launches all the
-recorded operations with one call. Attention plans are built for each step, also in place. With recurrent states, only
-steps with a single row for each sequence are repeated: they differ only in their state slots.
+recorded operations with one call. Attention plans are built for each step, also in place; a few operations are launched
+only for certain plans, so these have records of their own (`PlanKinds`). With states, only steps with a single row for
+each sequence are repeated: they differ only in their state slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,23 +20,30 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.operation_queue import Recorded
 from moeserve.kernels.stream_operands import KvLayer, StateLayer, StateSequences
 from moeserve.models.attention import AttentionShape
+from moeserve.models.blocks.cpu.compressed import CompressedPlans
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.interface import ModelShape
-from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.recurrence import Recurrence
+from moeserve.models.latent import AttentionForm
 
 # A record takes about 0.5 KB for each operation: 5 MB in all for 48 layers. With more rows, launches take a smaller
 # part of a step.
 MOST_ROWS: Final = 16
 
 
-def can_repeat(shape: ModelShape) -> bool:
-    """Returns whether launches of a step depend only on its number of rows. Choices of keys, compressed attention,
-    n-gram embeddings and a residual of several streams take other operands in each step."""
-    kinds = AttentionShape | LatentAttentionShape | Recurrence
-    attending = all(layer.mixer is None or isinstance(layer.mixer, kinds) for layer in shape.layers)
-    return attending and shape.indexer is None and shape.ngrams is None and shape.streams is None
+class PlanKinds(NamedTuple):
+    """What decides which operations a step's plans launch, of each plan by which rows choose keys."""
+
+    chooses: tuple[bool, ...]
+    others: tuple[bool, ...]  # whether some rows attend to all keys, or keys are copied to their rings
+
+
+def plan_kinds(forms: Mapping[AttentionForm, CpuForm], compressed: CompressedPlans | None) -> PlanKinds:
+    """Returns the kinds of the plans as they are built now."""
+    if compressed is not None:
+        return PlanKinds(*compressed.kinds)
+    plans = [plan for form in forms.values() for rule, plan in form.plans.items() if rule.top]
+    return PlanKinds(tuple(plan.chooses for plan in plans), tuple(plan.has_tiles for plan in plans))
 
 
 class RepeatedSteps:
@@ -51,22 +59,21 @@ class RepeatedSteps:
         forms: Mapping[AttentionForm, CpuForm],
         vocab: int,
     ) -> None:
-        """shape: a shape for which `can_repeat` is true. kv, states, forms: those of the decoder. vocab: number of rows
-        of the embedding."""
+        """kv, states, forms: those of the decoder. vocab: number of rows of the embedding."""
         self._stream = stream
         self._vocab = vocab
         self._num_positions = min(len(form.cos) for form in forms.values())
         slots: dict[bool, list[int]] = {False: [], True: []}
         for layer, pool in zip(shape.layers, kv, strict=False):
-            if layer.attention is not None and len(pool.keys):  # a layer that reads another's keys has none
+            if layer.attention is not None and pool.num_slots:  # a layer that reads another's keys has none
                 is_windowed = isinstance(layer.attention, AttentionShape) and layer.attention.window > 0
-                slots[is_windowed].append(len(pool.keys))
+                slots[is_windowed].append(pool.num_slots)
         every = slots[False] + slots[True]
         self._num_slots = min(every)
         # Where windowed layers have slots of their own.
         self._num_full_slots = min(slots[False] or every)
         self._num_window_slots = min(slots[True] or every)
-        self._has_states = shape.recurrence is not None
+        self._has_states = len(states) > 0
         self._num_states = min((len(layer.states) for layer in states), default=0)
         self._ids, self._positions, self._kv_slots, self._windows, self._state_slots = (
             torch.zeros(MOST_ROWS, dtype=torch.int32) for _ in range(5)

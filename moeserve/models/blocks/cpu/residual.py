@@ -25,6 +25,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuEmbedding,
     CpuInput,
     CpuLayerNorm,
+    CpuMixer,
     CpuNorm,
     CpuSinkhornMix,
     CpuStreamMean,
@@ -37,11 +38,8 @@ def embed(
     stream: CpuStream, table: CpuEmbedding, token_ids: Tensor, n: int, space: CpuWorkspace, *, scale: float
 ) -> None:
     """Launches x = the tokens' embeddings, the same in all streams. token_ids: int32 [n]."""
-    x = space.x
-    if space.streams is not None:
-        token_ids = token_ids.repeat_interleave(space.streams.count)
-        x = x.view(len(x) * space.streams.count, -1)
-    stream.embed(table.table, table.ggml_type, token_ids, len(token_ids), x, scale=scale)
+    copies = 1 if space.streams is None else space.streams.count
+    stream.embed(table.table, table.ggml_type, token_ids, n, space.x, scale=scale, copies=copies)
 
 
 def norm_embeddings(stream: CpuStream, ones: Tensor, eps: float, n: int, space: CpuWorkspace) -> None:
@@ -71,6 +69,14 @@ def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: Cpu
     assert isinstance(space.streams, StreamsWorkspace)
     assert isinstance(w, CpuStreamMix)
     _read_streams(stream, w, eps, n, space, space.y, [space.streams.weights], None)
+
+
+def note_input(w: CpuMixer | None, space: CpuWorkspace) -> None:
+    """Notes which streams the block of `w` has read, for the `add_block` of operations that are launched apart from its
+    `read_residual`."""
+    if w is not None and isinstance(w.norm, CpuAttendedStreams):
+        assert isinstance(space.streams, AttendedWorkspace)
+        space.streams.reading = w.norm.reading
 
 
 def read_ahead(
