@@ -90,7 +90,8 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     temperature: Annotated[
         float,
         Parameter(
-            "0 is greedy.",
+            "Divides the logits: lower values make likely tokens likelier. 0 always takes the most likely token "
+            "(greedy).",
             Range(0, 2),
             "float32",
             "temperature",
@@ -108,7 +109,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     top_k: Annotated[
         int,
         Parameter(
-            "The most likely tokens, this many. 0 and -1 switch it off.",
+            "Keep only this many of the most likely tokens. 0 and -1 switch it off.",
             _OFF_BELOW,
             "int32",
             "top_k",
@@ -124,7 +125,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     top_p: Annotated[
         float,
         Parameter(
-            "The most likely tokens that have this probability together.",
+            "Keep only the most likely tokens that have this probability together.",
             _NOT_0,
             "float64",
             "top_p",
@@ -138,7 +139,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     min_p: Annotated[
         float,
         Parameter(
-            "Tokens with at least this share of the most likely token's probability.",
+            "Keep only tokens that have at least this share of the most likely token's probability.",
             _SHARE,
             "float64",
             "min_p",
@@ -163,7 +164,8 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     frequency_penalty: Annotated[
         float,
         Parameter(
-            "The same, as many times as the answer has the token.",
+            "Subtracted from the logits of the answer's tokens so far, once for each time that the answer has the "
+            "token.",
             _SIGNED,
             "float32",
             "penalties",
@@ -174,7 +176,8 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     repetition_penalty: Annotated[
         float,
         Parameter(
-            "Divides a positive logit, and multiplies a negative one, of the tokens of prompt and answer.",
+            "Makes tokens of the prompt and the answer less likely: divides their positive logits by this number, "
+            "and multiplies their negative logits by it.",
             Range(0.01, 100),
             "float32",
             "penalties",
@@ -208,7 +211,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     dry_allowed_length: Annotated[
         int,
         Parameter(
-            "A repetition of this many tokens has the penalty dry_multiplier, a shorter one none.",
+            "Length in tokens from which on a repetition is penalised: at this length the penalty is dry_multiplier.",
             Range(0, INT32_MAX),
             "int32",
             "dry",
@@ -219,7 +222,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     dry_penalty_last_n: Annotated[
         int,
         Parameter(
-            "The last tokens in which repetitions are looked for; -1: all, 0: none.",
+            "Number of last tokens in which repetitions are looked for; -1: all, 0: none.",
             _OFF_BELOW,
             "int32",
             "dry",
@@ -230,7 +233,8 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     top_n_sigma: Annotated[
         float,
         Parameter(
-            "Tokens whose logit is within this many standard deviations of the largest. 0 and -1 switch it off.",
+            "Keep only tokens whose logit is within this many standard deviations of the largest. 0 and -1 switch it "
+            "off.",
             Range(-1, 1000),
             "float64",
             "top_n_sigma",
@@ -255,7 +259,8 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     xtc_probability: Annotated[
         float,
         Parameter(
-            "How often all tokens of xtc_threshold and more, but the least likely of them, are left out.",
+            "Probability of applying XTC to a token: it leaves out all tokens with at least the probability "
+            "xtc_threshold, except the least likely of them.",
             _SHARE,
             "float64",
             "xtc",
@@ -266,7 +271,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     xtc_threshold: Annotated[
         float,
         Parameter(
-            "The probability from which on XTC leaves tokens out; above 0.5 it leaves none out.",
+            "The smallest probability of tokens that XTC may leave out; above 0.5 it leaves none out.",
             _SHARE,
             "float64",
             "xtc",

@@ -40,7 +40,7 @@ class BeamFields(RequestModel):
         bool, Field(description="The most likely answers of a beam search, best first (vLLM).")
     ] = False
     beam_width: Annotated[
-        int | None, Field(ge=1, le=MAX_CANDIDATES, description="Beams; at least n, which is the default.")
+        int | None, Field(ge=1, le=MAX_CANDIDATES, description="Number of beams, at least n (default: n).")
     ] = None
     length_penalty: Annotated[
         float,
@@ -53,12 +53,19 @@ class BeamFields(RequestModel):
     early_stopping: Annotated[
         bool | Literal["never"],
         Field(
-            description="When a search ends that has as many answers as beams. True: at once. False: when no beam "
-            'is better now. "never": when no beam could become better.'
+            description="When a search that has as many answers as beams ends. True: at once. False: as soon as no "
+            'beam scores better than these answers now. "never": as soon as no beam could still become '
+            "better."
         ),
     ] = False
     num_beam_groups: Annotated[
-        int, Field(ge=1, le=MAX_CANDIDATES, description="Groups of beams that avoid each other's tokens.")
+        int,
+        Field(
+            ge=1,
+            le=MAX_CANDIDATES,
+            description="Number of groups of beams; groups avoid each other's tokens "
+            "(see diversity_penalty).",
+        ),
     ] = 1
     diversity_penalty: Annotated[
         float,

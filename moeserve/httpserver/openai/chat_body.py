@@ -78,7 +78,11 @@ class ChatCompletionRequest(OpenAIRequest):
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
     add_generation_prompt: bool = True
     continue_final_message: Annotated[
-        bool, Field(description="The answer goes on from the last message, an assistant's text (vLLM).")
+        bool,
+        Field(
+            description="Continue the last message, which must be an assistant's text, instead of beginning "
+            "an answer (vLLM)."
+        ),
     ] = False
 
     tools: Annotated[Tools, Field(default_factory=list)]
@@ -101,7 +105,9 @@ class ChatCompletionRequest(OpenAIRequest):
     thinking_token_budget: Annotated[
         int | None,
         Field(
-            ge=-1, le=INT32_MAX, description="Reasoning tokens; 0 switches thinking off, -1 sets no bound."
+            ge=-1,
+            le=INT32_MAX,
+            description="Maximum number of reasoning tokens; 0 switches reasoning off, -1 sets no bound.",
         ),
     ] = None
     reasoning: ReasoningOptions | None = None

@@ -92,8 +92,8 @@ class CompletionRequest(OpenAIRequest):
         Field(
             ge=1,
             le=MAX_CHOICES,
-            description="Candidates for each prompt, at least n, of which the n with the highest log-probability a "
-            "token are returned.",
+            description="Number of candidates for each prompt, at least n; the n with the highest log-probability "
+            "per token are returned.",
         ),
     ] = None
     suffix: Annotated[

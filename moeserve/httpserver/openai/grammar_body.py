@@ -118,12 +118,12 @@ class StructuredFields(RequestModel):
     guided_choice: Choices | None = None
     guided_grammar: Grammar | None = None
     structured_outputs: StructuredOutputs | None = None
-    regex: Annotated[Pattern | None, Field(description="SGLang's guided_regex.")] = None
-    ebnf: Annotated[Grammar | None, Field(description="SGLang's guided_grammar.")] = None
+    regex: Annotated[Pattern | None, Field(description="SGLang's name for guided_regex.")] = None
+    ebnf: Annotated[Grammar | None, Field(description="SGLang's name for guided_grammar.")] = None
     json_schema: Annotated[
-        Schema | None, _EMPTY_IS_NONE, Field(description="SGLang's and llama-server's guided_json.")
+        Schema | None, _EMPTY_IS_NONE, Field(description="SGLang's and llama-server's name for guided_json.")
     ] = None
-    grammar: Annotated[Grammar | None, Field(description="llama-server's guided_grammar.")] = None
+    grammar: Annotated[Grammar | None, Field(description="llama-server's name for guided_grammar.")] = None
 
     guided_decoding_backend: Annotated[Any, unsupported("another backend", "auto", "guidance")] = None
     guided_whitespace_pattern: Annotated[Any, unsupported("guided_whitespace_pattern")] = None

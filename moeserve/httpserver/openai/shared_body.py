@@ -61,7 +61,8 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
 
     logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=1024, default_factory=dict)]
     seed: Annotated[
-        int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX, description="Choice i of n uses seed + i.")
+        int | None,
+        Field(ge=-INT64_MAX - 1, le=INT64_MAX, description="Random seed. Choice i of n uses seed + i."),
     ] = None
 
     stop: Annotated[StopStrings, Field(default_factory=list)]
@@ -105,7 +106,12 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
             "(vLLM).",
         ),
     ] = None
-    priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX, description="Lower is sooner.")] = 0
+    priority: Annotated[
+        int,
+        Field(
+            ge=-INT32_MAX - 1, le=INT32_MAX, description="Requests with a lower number are computed sooner."
+        ),
+    ] = 0
     cache_salt: CacheSalt = ""
     return_progress: Annotated[
         bool,

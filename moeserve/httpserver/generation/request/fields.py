@@ -49,7 +49,7 @@ ManyStopStrings = Annotated[
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-ModelName = Annotated[str, Field(max_length=512, description="The served name; the default when left out.")]
+ModelName = Annotated[str, Field(max_length=512, description="Name of the model; may be left out.")]
 CacheSalt = Annotated[
     str, Field(max_length=256, description="Only requests with the same salt share cached prefixes.")
 ]

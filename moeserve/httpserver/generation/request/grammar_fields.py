@@ -30,15 +30,23 @@ def _schema_text(value: Any) -> str:
 
 
 Schema = Annotated[
-    Any, AfterValidator(_schema_text), Field(description="JSON Schema: an object, or its text.")
+    Any,
+    AfterValidator(_schema_text),
+    Field(description="JSON Schema that the answer must satisfy: an object, or its text."),
 ]
 Pattern = Annotated[
     str,
     Field(
-        min_length=1, max_length=MAX_PATTERN_CHARS, description="A regular expression for the whole answer."
+        min_length=1,
+        max_length=MAX_PATTERN_CHARS,
+        description="Regular expression that the whole answer must match.",
     ),
 ]
 Grammar = Annotated[
     str,
-    Field(min_length=1, max_length=MAX_PATTERN_CHARS, description="Lark in llguidance's dialect, or GBNF."),
+    Field(
+        min_length=1,
+        max_length=MAX_PATTERN_CHARS,
+        description="Grammar that the answer must follow, in llguidance's dialect of Lark or in GBNF.",
+    ),
 ]
