@@ -63,7 +63,7 @@ class CompressedPlans:
 
     @property
     def kinds(self) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-        """Of each plan, whether rows choose entries, and whether keys are copied to their rings behind the step."""
+        """For each plan, whether its rows choose entries, and whether keys are copied to their rings after the step."""
         plans = self._plans.values()
         return tuple(plan.chooses for plan in plans), tuple(plan.copies_keys for plan in plans)
 
