@@ -41,8 +41,6 @@ BIN := $(VENV)/bin
 # Before what installs: a second make in this checkout waits, where both would write to one build folder.
 LOCKED := flock -o $(firstword $(MAKEFILE_LIST))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Every server that a test starts would compile the modules anew.
-export PYTHONDONTWRITEBYTECODE :=
 
 CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(folder)/*.,cpp h inl)))
 NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp tests/kernels/native/*.h)

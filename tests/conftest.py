@@ -18,6 +18,10 @@ from moeserve.processes.imports_without_gc import imports_without_gc
 from tests.support.second_attempts import allow_second_attempts, report_second_attempts
 from tests.support.server import REPOSITORY, Server, running_server
 
+# Every process that a test starts would compile the modules anew, and pytest the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Where the servers run that tests start: the same tests are for a GPU (`make test-gpu`), which must be asked for.
 TEST_DEVICE = os.environ.setdefault("MOESERVE_TEST_DEVICE", "cpu")
 
