@@ -355,9 +355,12 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
     except (FileNotFoundError, NotADirectoryError):
         raise FileError(f"{source}: there is no {path}{model_hints.for_missing(path)}") from None
     except OSError as error:  # a folder of the path may not be entered
-        raise FileError(f"{source}: {path} cannot be reached: {error.strerror}") from error
+        who = f" by user {os.geteuid()}" if isinstance(error, PermissionError) else ""
+        raise FileError(f"{source}: {path} cannot be reached{who}: {error.strerror}") from error
     if not os.access(path, os.R_OK):
-        raise FileError(f"{source}: {path} may not be read")
+        raise FileError(
+            f"{source}: {path} may not be read by user {os.geteuid()}; chmod it, or run as its owner"
+        )
     if not path.is_dir():
         _check_file(path, source)
         return path, _name_of(path)

@@ -127,12 +127,22 @@ def test_a_model_that_cannot_be_reached_is_told(
     (tmp_path / "alice" / "m.gguf").touch()
     closed(tmp_path / "alice", monkeypatch)
     for path, cause in (
-        (tmp_path / "alice" / "m.gguf", "Permission denied"),
-        (tmp_path / ("x" * 300), "File name too long"),
+        (tmp_path / "alice" / "m.gguf", f" by user {os.geteuid()}: Permission denied"),
+        (tmp_path / ("x" * 300), ": File name too long"),
     ):
         with contextlib.suppress(SystemExit):
             assert cli.main([*command, str(path)]) == 2
-        assert f"{path} cannot be reached: {cause}" in caplog.text + capsys.readouterr().err
+        assert f"{path} cannot be reached{cause}" in caplog.text + capsys.readouterr().err
+
+
+def test_a_model_that_may_not_be_read_is_told_with_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != model)  # root may read it
+    with pytest.raises(ConfigError, match=f"may not be read by user {os.geteuid()}; chmod it"):
+        command_line.resolve(ServerConfig(model=str(model)))
 
 
 def test_a_folder_of_closed_folders_holds_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

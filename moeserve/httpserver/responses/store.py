@@ -142,9 +142,10 @@ class ResponseStore:
             _fail_unfinished(db)
             self._bytes = _size_of(db)
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(
-                f"--data-dir: {directory} cannot be used: {error} (is another server using it?)"
-            ) from error
+            reason = (
+                f"as user {os.geteuid()}" if isinstance(error, OSError) else "is another server using it?"
+            )
+            raise ConfigError(f"--data-dir: {directory} cannot be used: {error} ({reason})") from error
         return db
 
     def _put(self, stored: Stored, *, is_finished: bool = True) -> None:

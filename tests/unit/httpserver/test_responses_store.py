@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import resource
 import sqlite3
 import stat
@@ -168,8 +170,11 @@ def test_a_file_outlives_the_server_and_is_private(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 100)
     (tmp_path / "file").write_text("")
-    for place in (tmp_path, tmp_path / "file"):
-        with pytest.raises(ConfigError, match=str(place)):
+    for place, hint in (
+        (tmp_path, "is another server using it?"),
+        (tmp_path / "file", f"as user {os.geteuid()}"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(str(place)) + ".*" + re.escape(hint)):
             ResponseStore(place)
 
 
