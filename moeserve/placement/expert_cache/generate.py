@@ -59,15 +59,15 @@ def generate(
     room = cumulative[experts - np.arange(top_k) - 1]
     ids = np.empty((tokens, layers, top_k), np.uint16)
     for layer in range(layers):
-        behind = np.searchsorted(cumulative, rng.random((tokens, top_k)) * room, side="right")
-        depths = (behind + np.arange(top_k)).tolist()
+        depths = np.searchsorted(cumulative, rng.random((tokens, top_k)) * room, side="right").tolist()
         stack: list[int] = rng.permutation(experts).tolist()  # most recently used first
+        chosen: list[list[int]] = []
         for token, of_token in enumerate(depths):
             if topic_tokens is not None and token and token % topic_tokens == 0:
                 stack = rng.permutation(experts).tolist()
-            for depth in of_token:
-                stack.insert(0, stack.pop(depth))
-            ids[token, layer] = stack[:top_k]
+            chosen.append([stack.pop(depth) for depth in of_token][::-1])
+            stack[:0] = chosen[-1]
+        ids[:, layer] = chosen
     return RoutingTrace(source, experts, ids)
 
 
