@@ -30,6 +30,11 @@ from moeserve.httpserver.transport.turns import (
 
 HELD_BYTES: Final = 64 << 10  # bytes kept of requests after the one being answered
 LINGER_S: Final = 5.0  # how long the rest of an unread body is received and dropped
+# Behind this many small reads a request is read again only after a while, so that a client that sends it byte by byte
+# costs a turn for many bytes instead of one for each.
+SMALL_READS: Final = 8
+SMALL_READ: Final = 64  # bytes: a smaller one is small
+SMALL_READ_S: Final = 0.1
 LINGER_BYTES: Final = 32 << 20  # at most this many bytes of it: the largest body
 
 PROBES: Final = b"/health"  # prefix of the probes' paths
@@ -57,6 +62,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         self._is_known = False  # this head is being parsed a second time, without its Upgrade
         self._is_refused = False  # a request was refused: nothing after it is parsed
         self._is_last = False  # the server is ending: the waiting request is this connection's last
+        self._small_reads = 0  # of the request that is arriving
+        self._reads_later: asyncio.TimerHandle | None = None  # after a small read
         self._lingering: asyncio.TimerHandle | None = None
         self._dropped_bytes = 0
 
@@ -69,8 +76,9 @@ class SlicedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._turns.forget(self)
         self._held.clear()
-        if self._lingering is not None:
-            self._lingering.cancel()
+        for timer in (self._lingering, self._reads_later):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     # ------------------------------------------------------------ reading
@@ -78,6 +86,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._turns.charge(self, READ_S + len(data) * BYTE_S)
         self.pause_reading()
+        self._small_reads += len(data) < SMALL_READ
         if self._is_refused:
             self._drop(len(data))
         else:
@@ -111,6 +120,19 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self._turns.ask(self)
         held_at_most = 0 if may_parse or self._waits_to_begin else HELD_BYTES
         if len(self._held) <= held_at_most and not self.flow.read_paused:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self._small_reads <= SMALL_READS or not (self._is_arriving or self._is_refused):
+            self.transport.resume_reading()
+        elif self._reads_later is None:
+            self._reads_later = self.loop.call_later(SMALL_READ_S, self._after_a_while)
+
+    def _after_a_while(self) -> None:
+        self._reads_later, self._small_reads = None, SMALL_READS
+        if not self._is_refused:
+            self._go_on()
+        elif not self.transport.is_closing():
             self.transport.resume_reading()
 
     @property
@@ -132,7 +154,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return False
         if self._is_refused:
-            self.transport.resume_reading()
+            self._read_on()
             return False
         cycle = self.cycle
         if self._waits_to_begin:
@@ -187,7 +209,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if not self._is_known:
             super().on_message_begin()
-            self._is_arriving = True
+            self._is_arriving, self._small_reads = True, 0
 
     def on_url(self, url: bytes) -> None:
         if not self._is_known:
