@@ -4,11 +4,10 @@ The caller passes it events as they arrive (`add`, `abort`, `stop_hit`, `step_re
 returns None, and sends the messages of `take_messages` to the detokenizer. This file has the events and messages;
 `planner.py` plans one step, and `running_batch.py` binds, preempts and releases requests.
 
-Two plans may be in flight: N+1 is built while the worker runs N, without knowing N's tokens: a decode row stands for
-the token that the worker sampled last for its request. A request that ends or is preempted in between leaves at most
-one stale row in N+1, whose result is ignored. That row is harmless even if the request's KV slots are reused in N+2:
-**the worker executes plans strictly in order**, so it writes before the new owner, who reads only what it has written
-itself or found in the cache.
+Two plans may be in flight: N+1 is built while the worker runs N, without knowing N's tokens. A decode row stands for
+the token that the worker sampled last. A request that ends or is preempted in between leaves at most one stale row in
+N+1, whose result is ignored. That row is harmless even if the request's KV slots are reused in N+2: **the worker
+executes plans strictly in order**, so it writes before the new owner, who reads only its own KV or the cache's.
 """
 
 from __future__ import annotations

@@ -29,13 +29,11 @@ if TYPE_CHECKING:
 
 
 class RadixCache:
-    """The prefix tree, which owns the slots of cached tokens. It takes ownership of slots in `extend` and `release`,
-    and gives it up in `evict`, `discard` and with the slots that `release` returns. Tokens are int32 as bytes, slots
-    are int32 arrays."""
+    """The prefix tree. It takes ownership of slots in `extend` and `release`, and gives it up in `evict`, `discard` and
+    with the slots that `release` returns. Tokens are int32 as bytes, slots are int32 arrays."""
 
     def __init__(self, *, recurrent: bool = False, log: BlockLog | None = None) -> None:
-        """recurrent: whether prefixes are usable only up to a snapshot. log: the object that is notified of all
-        changes."""
+        """recurrent: whether prefixes are usable only up to a snapshot. log: is notified of all changes."""
         self._log = log
         self.num_tokens = 0
         self.num_idle = 0  # tokens in nodes without references
