@@ -29,6 +29,9 @@ def is_usable(isa: str) -> bool:
 
 # avx512_vbmi differs from avx512_vnni in products of types with codebooks only (test_isa.py).
 ISAS = [isa for isa in ("plain", "avx2", "avx512_vnni") if is_usable(isa)]
+needs_both = pytest.mark.skipif(
+    not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both vector instruction sets"
+)
 # For tests of many cases: plain takes three times as long as the others, and their other tests run it every time.
 COSTLY_ISAS = [pytest.param(isa, marks=pytest.mark.slow) if isa == "plain" else isa for isa in ISAS]
 

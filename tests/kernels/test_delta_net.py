@@ -18,7 +18,7 @@ from moeserve.kernels.stream_operands import (
     StateLayer,
     StateSequences,
 )
-from tests.kernels.operations import ISAS, stream_of
+from tests.kernels.operations import ISAS, needs_both, stream_of
 from tests.kernels.recurrent_layer import BEFORE, RecurrentLayer
 from tests.kernels.weights import nmse
 
@@ -121,6 +121,15 @@ def test_against_float64(isa: str, heads: DeltaHeads, merged: bool) -> None:
     assert torch.equal(layer.conv_state(1), state.conv.float())
     assert (layer.states[:, :BEFORE] == torch.tensor([0.0, 0.0, 0.0, 77.0])[:, None]).all()
     assert not layer.states[[0, 2]].any(), "wrote into another slot"
+
+
+@needs_both
+@pytest.mark.parametrize("heads", FORMS)
+def test_vector_instruction_sets_give_the_same_bits(heads: DeltaHeads) -> None:
+    x, layers = Inputs.random(heads, 40), [Layer(stream_of(isa), heads) for isa in ("avx2", "avx512_vnni")]
+    (a,), (b,) = (layer.step([x], [1]) for layer in layers)
+    assert torch.equal(a, b)
+    assert torch.equal(layers[0].states, layers[1].states)
 
 
 @each_isa

@@ -14,7 +14,7 @@ from moeserve.kernels.stream_operands import Activations, StateLayer, StateSeque
 from moeserve.models.loading.mamba2 import mamba2_parameters
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.sources.gguf import names as n
-from tests.kernels.operations import ISAS, stream_of
+from tests.kernels.operations import ISAS, needs_both, stream_of
 from tests.kernels.recurrent_layer import (
     BEFORE,
     RowsLayer,
@@ -92,6 +92,16 @@ def test_against_float64(isa: str, heads: Mamba2Heads) -> None:
     assert torch.equal(layer.state_of(1).conv, state.conv.float())
     assert (layer.states[:, :BEFORE] == torch.tensor([0.0, 0.0, 0.0, 77.0])[:, None]).all()
     assert not layer.states[[0, 2]].any(), "wrote into another slot"
+
+
+@needs_both
+@each_form
+def test_vector_instruction_sets_give_the_same_bits(heads: Mamba2Heads) -> None:
+    rows = rows_of(heads, 40)
+    layers = [Layer(stream_of(isa), heads) for isa in ("avx2", "avx512_vnni")]
+    (a,), (b,) = (layer.step([rows], [1]) for layer in layers)
+    assert torch.equal(a, b)
+    assert torch.equal(layers[0].states, layers[1].states)
 
 
 @each_isa

@@ -3,9 +3,8 @@
 #include "arch/x86.h"
 
 constexpr int kSumsInRegisters =
-    4;                         // accumulators (VF or VI) of a kernel; each takes two of the 16 registers
-constexpr int kStateRows = 1;  // rows of a DeltaNet state processed together: four chains of additions
-constexpr int kRowLanes = 8;   // floats per vector in sampling/row_passes.inl
+    4;                        // accumulators (VF or VI) of a kernel; each takes two of the 16 registers
+constexpr int kRowLanes = 8;  // floats per vector in sampling/row_passes.inl
 constexpr bool kGathersPairs = false;
 
 struct VF {

@@ -4,8 +4,7 @@
 #include "arch/x86.h"
 
 constexpr int kSumsInRegisters = 16;  // accumulators (VF or VI) of a kernel
-constexpr int kStateRows = 2;  // rows of a DeltaNet state processed together: eight chains of additions
-constexpr int kRowLanes = 16;  // floats per vector in sampling/row_passes.inl
+constexpr int kRowLanes = 16;         // floats per vector in sampling/row_passes.inl
 constexpr bool kGathersPairs = true;  // a codebook's entry of 8 columns is gathered as one word of levels
 
 struct VF {  // 16 float32

@@ -3,9 +3,8 @@
 // do as x86-64's do, so that AVX2 and NEON give the same bits.
 
 constexpr int kSumsInRegisters =
-    4;                         // accumulators (VF or VI) of a kernel; each takes four of the 32 registers
-constexpr int kStateRows = 1;  // rows of a DeltaNet state processed together, as with AVX2
-constexpr int kRowLanes = 4;   // floats per vector in sampling/row_passes.inl
+    4;                        // accumulators (VF or VI) of a kernel; each takes four of the 32 registers
+constexpr int kRowLanes = 4;  // floats per vector in sampling/row_passes.inl
 constexpr bool kGathersPairs = false;
 
 struct VF {  // 16 float32

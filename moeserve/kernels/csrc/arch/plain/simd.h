@@ -2,7 +2,6 @@
 // and as the readable specification of the other instruction sets.
 
 constexpr int kSumsInRegisters = 8;  // accumulators (VF or VI) of a kernel
-constexpr int kStateRows = 1;        // rows of a DeltaNet state processed together: four chains of additions
 constexpr int kRowLanes = 4;         // floats per vector in sampling/row_passes.inl
 constexpr bool kGathersPairs = false;
 

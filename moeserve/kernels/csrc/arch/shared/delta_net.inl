@@ -45,29 +45,39 @@ void l2_normalize(float* x, float factor, int n) {
   for (int i = 0; i < n; i += 16) store_f(x + i, mul(load_f(x + i), inverse));
 }
 
-// by_k = S^T k, by_q = S^T q for S [key_dim, 32]. key_dim % kStateRows == 0.
-inline void sums_by_key(const float* state, int key_dim, const float* k, const float* q, VF (&by_k)[2],
-                        VF (&by_q)[2]) {
-  VF of_k[kStateRows][2], of_q[kStateRows][2];
-  for (int r = 0; r < kStateRows; ++r) of_k[r][0] = of_k[r][1] = of_q[r][0] = of_q[r][1] = zero_f();
-  for (int d = 0; d < key_dim; d += kStateRows) {
-    for (int r = 0; r < kStateRows; ++r) {
+// A block of a state has 32 columns, two vectors of 16. Sums over its rows are kept of even and of odd rows, with every
+// instruction set, so that all give the same bits. If registers cannot hold these sums for all columns, one half of the
+// columns is computed after the other.
+constexpr int kHalvesTogether = kSumsInRegisters < 8 ? 1 : 2;
+
+// by_k = S^T k, by_q = S^T q for `Halves` halves of the columns of S [key_dim, 32]. key_dim % 2 == 0.
+template <int Halves>
+inline void sums_of_halves(const float* state, int key_dim, const float* k, const float* q, VF* by_k,
+                           VF* by_q) {
+  VF of_k[2][Halves], of_q[2][Halves];
+  for (int r = 0; r < 2; ++r) {
+    for (int i = 0; i < Halves; ++i) of_k[r][i] = of_q[r][i] = zero_f();
+  }
+  for (int d = 0; d < key_dim; d += 2) {
+    for (int r = 0; r < 2; ++r) {
       const float* row = state + (d + r) * 32;
-      const VF s0 = load_f(row), s1 = load_f(row + 16);
       const VF kd = set_f(k[d + r]), qd = set_f(q[d + r]);
-      of_k[r][0] = fma(s0, kd, of_k[r][0]);
-      of_k[r][1] = fma(s1, kd, of_k[r][1]);
-      of_q[r][0] = fma(s0, qd, of_q[r][0]);
-      of_q[r][1] = fma(s1, qd, of_q[r][1]);
+      for (int i = 0; i < Halves; ++i) {
+        const VF s = load_f(row + 16 * i);
+        of_k[r][i] = fma(s, kd, of_k[r][i]);
+        of_q[r][i] = fma(s, qd, of_q[r][i]);
+      }
     }
   }
-  for (int i = 0; i < 2; ++i) {
-    by_k[i] = of_k[0][i];
-    by_q[i] = of_q[0][i];
-    for (int r = 1; r < kStateRows; ++r) {
-      by_k[i] = add(by_k[i], of_k[r][i]);
-      by_q[i] = add(by_q[i], of_q[r][i]);
-    }
+  for (int i = 0; i < Halves; ++i) {
+    by_k[i] = add(of_k[0][i], of_k[1][i]);
+    by_q[i] = add(of_q[0][i], of_q[1][i]);
+  }
+}
+inline void sums_by_key(const float* state, int key_dim, const float* k, const float* q, VF (&by_k)[2],
+                        VF (&by_q)[2]) {
+  for (int i = 0; i < 2; i += kHalvesTogether) {
+    sums_of_halves<kHalvesTogether>(state + 16 * i, key_dim, k, q, by_k + i, by_q + i);
   }
 }
 
