@@ -29,7 +29,16 @@ class EngineConfig(SpeculativeConfig):
         "instruction set of the CPU kernels. auto: the best that this CPU supports; for steps of few tokens, the one "
         "that was fastest in a measurement at the first start, which is stored; measure: as auto, but measure again; "
         "the others use one instruction set for everything, for comparisons",
-        choices=(*MEASURED, "plain", "avx2", "avx512_vnni", "avx512_vbmi", "neon_dotprod", "neon_i8mm"),
+        choices=(
+            *MEASURED,
+            "plain",
+            "avx2",
+            "avx_vnni",
+            "avx512_vnni",
+            "avx512_vbmi",
+            "neon_dotprod",
+            "neon_i8mm",
+        ),
     )
     weight_layout: str = option(
         "panels",

@@ -27,7 +27,7 @@ class OperationQueue:
 
     def __init__(self, threads: int | Sequence[ThreadPlacement], isa: str = "") -> None:
         """threads: a number (unbound, on one NUMA node), or the placement of each. isa: "plain", "avx2",
-        "avx512_vnni", "avx512_vbmi", "neon_dotprod" or "neon_i8mm"; "": the best that this CPU supports.
+        "avx_vnni", "avx512_vnni", "avx512_vbmi", "neon_dotprod" or "neon_i8mm"; "": the best that this CPU supports.
 
         Raises ValueError for an ISA that this CPU or build lacks.
         """

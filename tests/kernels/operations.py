@@ -27,8 +27,10 @@ def is_usable(isa: str) -> bool:
         return False
 
 
-# avx512_vbmi differs from avx512_vnni in products of types with codebooks only (test_isa.py).
+# avx512_vbmi differs from avx512_vnni in products of types with codebooks only, avx_vnni from avx2 in those of integer
+# types (test_isa.py).
 ISAS = [isa for isa in ("plain", "avx2", "avx512_vnni") if is_usable(isa)]
+NARROWER = "avx_vnni" if is_usable("avx_vnni") else "avx2"  # what may be chosen in place of AVX-512
 needs_both = pytest.mark.skipif(
     not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both vector instruction sets"
 )

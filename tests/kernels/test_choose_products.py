@@ -12,13 +12,13 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.phase_times import operation_names, phase_times, time_phases
 from moeserve.quantization import QUANT_TYPES
 from tests.kernels.expert_layer import HIDDEN, Layer, routing
-from tests.kernels.operations import ISAS, is_usable, load, run_linear, stream_of
+from tests.kernels.operations import NARROWER, is_usable, load, needs_both, run_linear, stream_of
 from tests.kernels.weights import ACTIVATIONS, CPU_INTEGERS, activations, random_weights
 
 KINDS = (Type.Q4_K, Type.Q8_0, Type.IQ3_S)
 READ_IN_ORDER = [t for t in CPU_INTEGERS if QUANT_TYPES[t].codebook is None and t != Type.TQ1_0]
 IN_ORDER, TO_L2 = "avx512_in_order", "prefetch_to_l2"
-READERS = {"avx2": "avx2_in_order", "avx512_vnni": IN_ORDER}
+READERS = {"avx2": "avx2_in_order", "avx_vnni": "avx_vnni_in_order", "avx512_vnni": IN_ORDER}
 
 
 def most_in_order(kind: int) -> int:
@@ -30,9 +30,6 @@ def most_in_order(kind: int) -> int:
 
 
 MUCH = 1 << 40  # bytes of weights: more than any cache
-needs_both = pytest.mark.skipif(
-    not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both vector instruction sets"
-)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +40,8 @@ def chosen() -> CpuStream:
     choices = [c for kind in KINDS for c in stream.choose_products([kind], MUCH, least_gain=0.0)]
     expected = [*product(KINDS[:2], (1, 2, 3, 4, 8)), *product(KINDS[2:], (1, 2, 3, 4))]
     assert [(c.type, c.tokens) for c in choices] == expected
-    assert {c.form for c in choices} <= {"avx2", IN_ORDER, TO_L2}
-    assert {c.form for c in choices if c.type == Type.IQ3_S} == {"avx2"}
+    assert {c.form for c in choices} <= {NARROWER, IN_ORDER, TO_L2}
+    assert {c.form for c in choices if c.type == Type.IQ3_S} == {NARROWER}
     assert [c.form for c in choices if c.tokens == 8] == [TO_L2] * 2
     assert min(min(c.speeds) for c in choices) > 0
     return stream
@@ -93,7 +90,7 @@ def test_known_speeds_decide_and_are_not_measured() -> None:
         *((Type.Q4_K, 3, "avx512_vnni", [0.5, 0.5]), (Type.Q4_K, 4, "avx512_vnni", [0.5])),
         *((Type.Q4_K, 8, TO_L2, [77.0]), (Type.Q8_0, 1, "avx512_vnni", [0.5, 0.5, 0.5])),
         *((Type.Q8_0, n, "avx512_vnni", [0.5]) for n in (2, 3, 4, 8)),
-        *((Type.IQ3_S, 1, "avx2", [77.0]), (Type.IQ3_S, 2, "avx512_vnni", [0.5])),
+        *((Type.IQ3_S, 1, NARROWER, [77.0]), (Type.IQ3_S, 2, "avx512_vnni", [0.5])),
     ]
     weights, plain = random_weights(Type.Q4_K, 70, 768), stream_of("avx512_vnni")
     for tokens in (2, 5, 16, 17, 67):

@@ -21,6 +21,7 @@ from tests.kernels.operations import (
     ISAS,
     is_usable,
     load,
+    needs_both,
     run_linear,
     run_norm,
     run_route,
@@ -28,11 +29,7 @@ from tests.kernels.operations import (
     stream_of,
 )
 from tests.kernels.rope_step import Step as RopeStep
-from tests.kernels.weights import ACTIVATIONS, TYPES, activations, random_weights
-
-needs_both = pytest.mark.skipif(
-    not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both vector instruction sets"
-)
+from tests.kernels.weights import ACTIVATIONS, CPU_INTEGERS, TYPES, activations, random_weights
 
 
 def assert_same_bits(run: Callable[[str], list[torch.Tensor]]) -> None:
@@ -68,6 +65,19 @@ def test_codebooks_by_byte_permutations(kind: Type) -> None:
 @needs_vbmi
 def test_the_widest_instruction_set_is_chosen() -> None:
     assert CpuStream(1).isa == "avx512_vbmi"
+
+
+@pytest.mark.skipif(not is_usable("avx_vnni"), reason="this CPU lacks AVX-VNNI")
+@pytest.mark.parametrize("kind", CPU_INTEGERS, ids=lambda kind: kind.name)
+def test_products_by_avx_vnni(kind: Type) -> None:
+    """Packed and as in the file, with as many tokens as each form's tiles hold and more."""
+    weights, (avx2, vnni) = random_weights(kind, 70, 768), map(stream_of, ("avx2", "avx_vnni"))
+    for distribution in ACTIVATIONS:
+        for tokens in (1, 2, 3, 4, 5, 6, 24, 67):
+            x = load(activations(distribution, tokens, 768) * 3)
+            expected = run_linear(avx2, x, [weights.pack(avx2)])[0]
+            for matrix in (weights.pack(vnni), weights.view(vnni)):
+                assert torch.equal(run_linear(vnni, x, [matrix])[0], expected)
 
 
 @needs_both

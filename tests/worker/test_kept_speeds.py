@@ -22,13 +22,10 @@ from moeserve.quantization import QUANT_TYPES
 from moeserve.worker.loading.cpu import kept_speeds
 from moeserve.worker.loading.cpu.kept_speeds import MOST_AGE_S, KeptSpeeds, cache_folder
 from moeserve.worker.loading.cpu.pool_start import choose_products
-from tests.kernels.operations import ISAS
+from tests.kernels.operations import NARROWER, needs_both
 
 Q8_0, Q4_K = 8, 12  # ggml's numbers
 SPEEDS = {Q8_0: [[1.4, 1.2], [1.8, 1.9], [1.04], [1.1], [1.6]], Q4_K: [[1.15, 1.3], [0.9, 0.8]]}
-needs_both = pytest.mark.skipif(
-    not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both vector instruction sets"
-)
 
 
 def file_of(speeds: object, **other: object) -> bytes:
@@ -194,7 +191,7 @@ def test_a_start_measures_what_no_other_has(
     path.write_bytes(json.dumps(first | {"speeds": {"Q8_0": known}}).encode())
     choice, log = start("auto")
     date = time.strftime("%Y-%m-%d", time.localtime(first["measured_at"]))
-    forms = "avx2 for few tokens of Q8_0 and prefetch_to_l2 for 5 to 16 tokens of Q8_0"
+    forms = f"{NARROWER} for few tokens of Q8_0 and prefetch_to_l2 for 5 to 16 tokens of Q8_0"
     assert choice == f"{forms} by measurement, kept from {date}"
     assert f"by a measurement kept from {date}: Q8_0 with 1 token (77.00 times as fast)" in log
     assert "Q8_0 with 5 to 16 tokens (33.00 times as fast)" in log

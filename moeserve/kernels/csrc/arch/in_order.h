@@ -19,6 +19,7 @@ InOrderProduct in_order_product(const Kernels& k, int type, int tokens);
 
 // The function of an instruction set; nullptr: not available, or not built for this processor.
 PanelGemm avx2_in_order(int type, int tokens);
+PanelGemm avx_vnni_in_order(int type, int tokens);
 PanelGemm avx512_in_order(int type, int tokens);
 
 }  // namespace moeserve

@@ -207,6 +207,7 @@ void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b
 const Kernels* plain_kernels();
 // nullptr if they are not built for this processor. Only a CPU with a table's instructions may call its function.
 const Kernels* avx2_kernels();
+const Kernels* avx_vnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_vbmi_kernels();
 const Kernels* neon_dotprod_kernels();
@@ -216,7 +217,8 @@ const Kernels* neon_i8mm_kernels();
 // CPU can run it; else nullptr.
 const Kernels* narrower_kernels(const Kernels& k);
 
-// The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni", "avx512_vbmi", "neon_dotprod", "neon_i8mm").
+// The best table this CPU can run, or the one named ("plain", "avx2", "avx_vnni", "avx512_vnni", "avx512_vbmi", "neon_dotprod",
+// "neon_i8mm").
 // nullptr if the name is unknown or the CPU cannot run it.
 const Kernels* select_kernels(const char* name_or_null);
 

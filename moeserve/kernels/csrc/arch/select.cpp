@@ -5,7 +5,9 @@
 #include "arch/in_order.h"
 #include "arch/kernels.h"
 
-#if defined(MOESERVE_NEON)
+#if defined(MOESERVE_X86)
+#include <cpuid.h>
+#elif defined(MOESERVE_NEON)
 #include <sys/auxv.h>
 #endif
 
@@ -13,10 +15,12 @@ namespace moeserve {
 
 #if !defined(MOESERVE_X86)
 const Kernels* avx2_kernels() { return nullptr; }
+const Kernels* avx_vnni_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 const Kernels* avx512_vbmi_kernels() { return nullptr; }
 const BlockFloatKernels* avx512_block_float() { return nullptr; }
 PanelGemm avx2_in_order(int, int) { return nullptr; }
+PanelGemm avx_vnni_in_order(int, int) { return nullptr; }
 PanelGemm avx512_in_order(int, int) { return nullptr; }
 #endif
 #if !defined(MOESERVE_NEON)
@@ -35,6 +39,12 @@ constexpr unsigned long kDotProducts = 1ul << 20, kInt8Matrices = 1ul << 13;
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+// Compilers' own test of this feature is newer than its instructions. They need no support by the operating system beyond
+// AVX2's.
+bool has_avx_vnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
+}
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -43,6 +53,7 @@ bool has_avx512() {
 bool has_avx512_vbmi() { return has_avx512() && __builtin_cpu_supports("avx512vbmi"); }
 #else
 bool has_avx2() { return false; }
+bool has_avx_vnni() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512_vbmi() { return false; }
 #endif
@@ -64,12 +75,11 @@ struct Source {
   const Kernels* found() const { return runs_here() ? table() : nullptr; }
 };
 // By speed, the best first; plain C++ is the last.
-constexpr Source kSources[] = {{has_avx512_vbmi, avx512_vbmi_kernels},
-                               {has_avx512, avx512_kernels},
-                               {has_avx2, avx2_kernels},
-                               {has_int8_matrices, neon_i8mm_kernels},
-                               {has_dot_products, neon_dotprod_kernels},
-                               {has_baseline, plain_kernels}};
+constexpr Source kSources[] = {
+    {has_avx512_vbmi, avx512_vbmi_kernels}, {has_avx512, avx512_kernels},
+    {has_avx_vnni, avx_vnni_kernels},       {has_avx2, avx2_kernels},
+    {has_int8_matrices, neon_i8mm_kernels}, {has_dot_products, neon_dotprod_kernels},
+    {has_baseline, plain_kernels}};
 
 // Whether two tables differ in types with codebooks only.
 bool are_alike(const Kernels& a, const Kernels& b) {
@@ -100,8 +110,11 @@ const Kernels* narrower_kernels(const Kernels& k) {
 
 InOrderProduct in_order_product(const Kernels& k, int type, int tokens) {
   const Kernels* avx512 = has_avx512() ? avx512_kernels() : nullptr;
+  const Kernels* avx_vnni = has_avx_vnni() ? avx_vnni_kernels() : nullptr;
   const Kernels* avx2 = has_avx2() ? avx2_kernels() : nullptr;
   if (avx512 != nullptr && are_alike(k, *avx512)) return {"avx512_in_order", avx512_in_order(type, tokens)};
+  if (avx_vnni != nullptr && are_alike(k, *avx_vnni))
+    return {"avx_vnni_in_order", avx_vnni_in_order(type, tokens)};
   if (avx2 != nullptr && are_alike(k, *avx2)) return {"avx2_in_order", avx2_in_order(type, tokens)};
   return {"", nullptr};
 }

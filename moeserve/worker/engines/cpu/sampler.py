@@ -58,8 +58,8 @@ class CpuSampler:
         self, max_num_seqs: int, vocab_size: int, pool: Pool | None = None, isa: str | None = None
     ) -> None:
         """pool: the CPU pool that processes rows in parallel; None: one after another. isa: "plain", "avx2",
-        "avx512_vnni", "avx512_vbmi", "neon_dotprod" or "neon_i8mm" (ValueError if the CPU lacks it); None: the best.
-        Neither changes a result."""
+        "avx_vnni", "avx512_vnni", "avx512_vbmi", "neon_dotprod" or "neon_i8mm" (ValueError if the CPU lacks it); None:
+        the best. Neither changes a result."""
         self._state = SamplerState(max_num_seqs, vocab_size, pool, isa)
         self._vocab_size = vocab_size
         # Seed of the draws of each request slot, and tokens of its prompt; None: greedy, or no request.

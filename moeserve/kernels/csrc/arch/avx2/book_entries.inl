@@ -1,4 +1,5 @@
-// Loads entries of codebooks one by one, because gathers take longer (docs/results/cpu-engine.md).
+// Loads entries of codebooks one by one, because gathers take longer (docs/results/cpu-engine.md). With AVX-VNNI entries of
+// four columns are gathered: Intel's CPUs that have it combine the lanes of a register more slowly than they gather.
 
 // One entry's indices for eight rows, in registers. Loading the indices one by one would occupy the load units as long
 // as loading the entries does.
@@ -41,16 +42,25 @@ class BookIndices {
     }
   }
 
-  // The indices of rows 8 * octet to 8 * octet + 7.
-  EightIndices<T> eight(int entry, int octet) const {
+  // The indices of rows 8 * octet to 8 * octet + 7, for loads and for gathers.
+  EightIndices<T> eight(int entry, int octet) const { return EightIndices<T>(at(entry, octet)); }
+  __m256i vector(int entry, int octet) const {
     if constexpr (EightIndices<T>::kAreBytes) {
-      return EightIndices<T>(bytes_ + 16 * entry + 8 * octet);
+      return _mm256_cvtepu8_epi32(load_64(at(entry, octet)));
     } else {
-      return EightIndices<T>(words_[entry] + 8 * octet);
+      return _mm256_cvtepu16_epi32(load_128(at(entry, octet)));
     }
   }
 
  private:
+  const void* at(int entry, int octet) const {
+    if constexpr (EightIndices<T>::kAreBytes) {
+      return bytes_ + 16 * entry + 8 * octet;
+    } else {
+      return words_[entry] + 8 * octet;
+    }
+  }
+
   static constexpr Codebook k = kQuantType<T>.book;
   static constexpr int kEntries = 32 / k.columns;
   const uint8_t* bytes_;
@@ -87,8 +97,15 @@ inline __m128i four_entries(const uint32_t* words, size_t a, size_t b, size_t c,
 template <Type T>
 constexpr int kEntryVectors = kQuantType<T>.book.columns / 4;
 template <Type T>
-inline void load_entries(const EightIndices<T>& at, __m256i (&entries)[kEntryVectors<T>]) {
+inline void load_entries(const BookIndices<T>& indices, int entry, int octet,
+                         __m256i (&entries)[kEntryVectors<T>]) {
   const uint32_t* words = codebook_words[static_cast<int>(T)];
+  if constexpr (kVnni && kEntryVectors<T> == 1) {
+    const auto* table = reinterpret_cast<const int*>(words);
+    entries[0] = _mm256_i32gather_epi32(table, indices.vector(entry, octet), 4);
+    return;
+  }
+  const EightIndices<T> at = indices.eight(entry, octet);
   if constexpr (kEntryVectors<T> == 1) {
     entries[0] = _mm256_set_m128i(four_entries(words, at[4], at[5], at[6], at[7]),
                                   four_entries(words, at[0], at[1], at[2], at[3]));
@@ -124,12 +141,12 @@ class LoadedEntries {
   void octet(int octet, __m256i& even, __m256i& odd) const {
     __m256i entries[kEntryVectors<T>];
     if constexpr (kEntryVectors<T> == 2) {
-      load_entries<T>(indices_.eight(Pair, octet), entries);
+      load_entries(indices_, Pair, octet, entries);
       words_apart(entries, even, odd);
     } else {
-      load_entries<T>(indices_.eight(2 * Pair, octet), entries);
+      load_entries(indices_, 2 * Pair, octet, entries);
       even = entries[0];
-      load_entries<T>(indices_.eight(2 * Pair + 1, octet), entries);
+      load_entries(indices_, 2 * Pair + 1, octet, entries);
       odd = entries[0];
     }
   }

@@ -83,7 +83,7 @@ inline void octet_sums(const BookIndices<F::kType>& indices, int octet, __m256i 
   for_quads<0, steps>([&](auto step) {
     constexpr int s = decltype(step)::value;
     __m256i entries[vectors];
-    load_entries<T>(indices.eight(s, octet), entries);
+    load_entries(indices, s, octet, entries);
     for_quads<0, vectors>([&](auto vector) {
       constexpr int v = decltype(vector)::value;
       __m256i column_sign;
@@ -93,6 +93,10 @@ inline void octet_sums(const BookIndices<F::kType>& indices, int octet, __m256i 
       for (int t = 0; t < N; ++t) {
         __m256i a = broadcast_entry<T>(x[t] + k.columns * s);
         if constexpr (!k.has_delta()) a = _mm256_sign_epi8(a, column_sign);
+        if constexpr (kVnni) {
+          wide[t][v] = dot_bytes(s % sum_steps == 0 ? _mm256_setzero_si256() : wide[t][v], entries[v], a);
+          continue;
+        }
         const __m256i product = _mm256_maddubs_epi16(entries[v], a);
         narrow[t][v] = s % run == 0 ? product : _mm256_add_epi16(narrow[t][v], product);
         if constexpr (s % run == run - 1) {

@@ -1,4 +1,4 @@
-// Integer products of a group of 32 columns without VNNI.
+// Integer products of a group of 32 columns: with AVX-VNNI (kVnni) sums of 32 bits, and without it as follows.
 
 // A product of a quad is two int16, each the sum of two u8 x s8 products (vpmaddubsw). Products of several
 // quads are added in 16 bits before they are widened to 32 (vpmaddwd), as many as cannot overflow. An activation is in
@@ -25,11 +25,30 @@ static_assert(quads_in_16_bits(15) == 8 && quads_in_16_bits(24) == 4 && quads_in
 
 // 8-bit codes would overflow within a single quad: they are multiplied as two nibbles, 16 * high + low.
 template <class F>
-constexpr bool kNibbles = most_sum(1, F::kMostCode) > kMostInt16;
+constexpr bool kNibbles = !kVnni && most_sum(1, F::kMostCode) > kMostInt16;
 
-// Sums over quads From..To-1 the products with the codes that `codes(Quad<Q>)` returns.
+// Adds a quad's products with w to N tokens' sums.
+template <int N>
+inline void add_dots(const VB& w, int quad, const int8_t* const (&x)[N], __m256i (&lo)[N], __m256i (&hi)[N]) {
+  __m256i w_lo = w.lo, w_hi = w.hi;
+  compute_now(w_lo, w_hi);
+#pragma GCC unroll 6
+  for (int t = 0; t < N; ++t) {
+    const __m256i four = broadcast_quad(x[t] + 4 * quad).lo;
+    lo[t] = dot_bytes(lo[t], w_lo, four);
+    hi[t] = dot_bytes(hi[t], w_hi, four);
+  }
+}
+template <int From, int To, int N, class Codes>
+inline void vnni_quads(const Codes& codes, const int8_t* const (&x)[N], VI (&sums)[N]) {
+  __m256i lo[N], hi[N];
+  for (int t = 0; t < N; ++t) lo[t] = hi[t] = _mm256_setzero_si256();
+  for_quads<From, To>([&](auto quad) { add_dots(codes(quad), quad, x, lo, hi); });
+  for (int t = 0; t < N; ++t) sums[t] = {lo[t], hi[t]};
+}
+
 template <int MostCode, int From, int To, int N, class Codes>
-inline void dot_quads(const Codes& codes, const int8_t* const (&x)[N], VI (&sums)[N]) {
+inline void quads_by_16_bits(const Codes& codes, const int8_t* const (&x)[N], VI (&sums)[N]) {
   constexpr int run = std::min(To - From, quads_in_16_bits(MostCode));
   static_assert(most_sum(run, MostCode) <= kMostInt16 && (To - From) % run == 0);
   __m256i lo[N], hi[N];  // not VI: GCC 12 copies an array's structs through memory
@@ -62,6 +81,16 @@ inline void dot_quads(const Codes& codes, const int8_t* const (&x)[N], VI (&sums
     }
   });
 }
+// Sums over quads From..To-1 the products with the codes that `codes(Quad<Q>)` returns.
+template <int MostCode, int From, int To, int N, class Codes>
+inline void dot_quads(const Codes& codes, const int8_t* const (&x)[N], VI (&sums)[N]) {
+  if constexpr (kVnni) {
+    vnni_quads<From, To>(codes, x, sums);
+  } else {
+    quads_by_16_bits<MostCode, From, To>(codes, x, sums);
+  }
+}
+
 inline VB low_nibbles(VB codes) { return and_b(codes, 15); }
 inline VB high_nibbles(VB codes) { return and_b(shr_b<4>(codes), 15); }
 

@@ -1,4 +1,5 @@
-// The vector types and functions that the kernels use, for AVX2 + FMA + F16C: every 512-bit value is two halves.
+// The vector types and functions that the kernels use, for AVX2 + FMA + F16C: every 512-bit value is two halves. With
+// AVX-VNNI's flag also its products.
 
 #include "arch/x86.h"
 
@@ -87,6 +88,17 @@ inline VI dot2(VI acc, VI a, VI pair) {
   compute_now(acc.lo, acc.hi);
   return acc;
 }
+// Adds to each of 8 sums the products of four codes (unsigned) and four activations (signed).
+#if defined(__AVXVNNI__)
+constexpr bool kVnni = true;
+inline __m256i dot_bytes(__m256i sums, __m256i codes, __m256i x) {
+  return _mm256_dpbusd_avx_epi32(sums, codes, x);
+}
+#else
+constexpr bool kVnni = false;
+template <class Sums>
+Sums dot_bytes(Sums, __m256i, __m256i) = delete;
+#endif
 // Widens to int16 the first and third of each lane's four int8 (even), or the second and fourth (odd).
 inline void store_odd_bytes(int16_t* p, VB a) {
   auto* v = reinterpret_cast<__m256i*>(p);
