@@ -337,17 +337,15 @@ size_t AttentionPlan::add_parts() {
   return num_scores;
 }
 
-// Returns whether dividing by heads alone gives so few units that threads would wait long for each other. With one unit
-// or more per thread, keys are better read in memory order: 32 units took 15 threads 225 us, and 262 us by keys and
-// columns.
+// Returns whether dividing by heads alone gives too few units, so that threads wait for each other. With one unit or more
+// per thread, keys are better read in memory order: 32 units took 15 threads 225 us, by keys and columns 262 us.
 bool AttentionPlan::leaves_threads_idle(int64_t units, int threads) {
   if (4 * units >= int64_t{5} * threads) return false;
   const int64_t rounds = (units + threads - 1) / threads;
   return 20 * units < 17 * rounds * threads;
 }
 
-// units: number of work units before cutting. The kernel processes four queries at once, so cutting below that gains
-// nothing.
+// units: work units before cutting. The kernel processes four queries at once, so smaller units gain nothing.
 void AttentionPlan::cut_heads(int64_t units, int threads) {
   constexpr int kLeastHeads = 4;
   while (units * cuts < threads && heads / kv_heads % (2 * cuts * kLeastHeads) == 0) cuts *= 2;
