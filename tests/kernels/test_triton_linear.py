@@ -70,9 +70,12 @@ def test_shapes(rows: int, cols: int, tokens: int) -> None:
     assert nmse(run(p, x, tokens, integer=small_batch), expected) < 1e-6
 
 
-def test_more_columns_than_a_pass_takes() -> None:
-    p, x = planes_of(weights.Type.Q4_K, 3, 5120), activations("gaussian", 1, 5120)
-    assert nmse(run(p, x, 1, integer=True), reference(round_trip(x), dequantize(p, 0).cpu())) < 1e-12
+@pytest.mark.parametrize(("tokens", "live"), [(1, 1), (3, 3), (8, 7), (8, 3)])
+def test_more_columns_than_a_pass_takes(tokens: int, live: int) -> None:
+    """Several tokens share what is read. Rows from `live` on stay as they were."""
+    p, x = planes_of(weights.Type.Q4_K, 3, 5120), activations("gaussian", tokens, 5120)
+    expected = reference(round_trip(x), dequantize(p, 0).cpu())[:live]
+    assert nmse(run(p, x, live, integer=True), expected) < 1e-12
 
 
 @pytest.mark.parametrize("tokens", [3, 20])

@@ -2,11 +2,13 @@
 columns.
 
 It loads the weights of up to 4,096 columns, 16 bytes per thread, before it waits for the kernel that computes the
-activations, so that both overlap. The codes stay in registers for T tokens, one after another. Further columns are
-read again for each token.
+activations, so that both overlap. The codes stay in registers for T tokens, one after another. A matrix with more
+columns is read once for all T tokens, 4,096 columns after the other.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005
+# (Triton compiles no starred tuples.)
 
 from __future__ import annotations
 
@@ -16,6 +18,44 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.linear.k_blocks import dot_k_blocks, k_block_indices, load_k_blocks, tile_rows
+
+
+@triton.jit
+def multiply_wide(
+    x_codes, x_scales, codes, scales, supers, bias, out, first_row, first, end,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BR: tl.constexpr,
+    NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Like `multiply_quantised`, for several tokens and more columns than a pass takes. Tokens from `end` on repeat
+    the last one, and are not stored."""
+    KB: tl.constexpr = BK // 128
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    u = k_block_indices(KB, BR)
+    r = tile_rows(first_row, ROWS, BR, NB)
+    k_blocks = load_k_blocks(codes, scales, supers, r, u, (u < K_BLOCKS) & (r >= 0), COLS, F)
+    if PDL:
+        gdc_wait()
+    if first < end:
+        sums = ()
+        for _ in tl.static_range(T):
+            sums = sums + (tl.zeros((u + r).shape, tl.float32),)
+        for at in tl.static_range(0, K_BLOCKS, KB):
+            v = at + u
+            if at > 0:
+                k_blocks = load_k_blocks(codes, scales, supers, r, v, (v < K_BLOCKS) & (r >= 0), COLS, F)
+            more = ()
+            for t in tl.static_range(T):
+                i = tl.minimum(first + t, end - 1)
+                from_codes, from_scales = x_codes + i * (COLS // 4), x_scales + i * (COLS // 32)
+                more = more + (dot_k_blocks(sums[t], k_blocks, v, from_codes, from_scales, COLS, F),)
+            sums = more
+        row = first_row + tl.arange(0, BR * NB)
+        for t in tl.static_range(T):
+            y = tl.reshape(tl.sum(sums[t], 0), [BR * NB])
+            if bias is not None:
+                y += tl.load(bias + row, row < ROWS, 0.0)
+            to = out + (first + t) * STRIDE + row
+            tl.store(to, y.to(out.dtype.element_ty), (row < ROWS) & (first + t < end))
 
 
 @triton.jit
@@ -73,12 +113,18 @@ def multiply_floats(
 @triton.jit
 def multiply_rows(
     x, x_codes, x_scales, codes, scales, supers, bias, out, first_row, first, end,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
-    BK: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BR: tl.constexpr,
+    NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies rows first_row .. + BR * NB - 1 of the matrix with rows `first` .. end - 1 of the activations."""
+    """Multiplies rows first_row .. + BR * NB - 1 of the matrix with rows `first` .. end - 1 of the activations, at
+    most T."""
     if F is None:
         multiply_floats(x, codes, bias, out, first_row, first, end, ROWS, COLS, STRIDE, BR * NB, BK, PDL)
+    elif T > 1 and COLS > BK:
+        multiply_wide(
+            x_codes, x_scales, codes, scales, supers, bias, out, first_row, first, end, ROWS, COLS, STRIDE, F, T, BR,
+            NB, BK, PDL,
+        )  # fmt: skip
     else:
         multiply_quantised(
             x_codes, x_scales, codes, scales, supers, bias, out, first_row, first, end, ROWS, COLS, STRIDE, F, BR, NB,
@@ -108,7 +154,7 @@ def gemv_kernel(
     if tile < TILES:
         multiply_rows(
             x, x_codes, x_scales, codes, scales, supers, bias, out, tile * (BR * NB), first, end, ROWS, COLS, STRIDE, F,
-            BR, NB, BK, PDL,
+            T, BR, NB, BK, PDL,
         )  # fmt: skip
     elif SECOND_ROWS > 0:
         second_bias = bias
@@ -116,5 +162,6 @@ def gemv_kernel(
             second_bias = bias + ROWS
         multiply_rows(
             x, x_codes, x_scales, second_codes, second_scales, second_supers, second_bias, out + ROWS,
-            (tile - TILES) * (BR * NB), first, end, SECOND_ROWS, COLS, STRIDE, F_SECOND, BR, NB, BK, PDL,
+            (tile - TILES) * (BR * NB), first, end, SECOND_ROWS, COLS, STRIDE, F_SECOND, T, BR, NB,
+            BK, PDL,
         )  # fmt: skip

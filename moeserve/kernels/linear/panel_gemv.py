@@ -43,7 +43,7 @@ def panel_gemv_kernel(
         row = tl.load(panels + place // PANEL) * PANEL + place % PANEL
         multiply_rows(
             x, x_codes, x_scales, codes, scales, supers, None, out + (place - row), row, first, end, ROWS, COLS, STRIDE,
-            F, BR, NB, BK, PDL,
+            F, T, BR, NB, BK, PDL,
         )  # fmt: skip
 
 
