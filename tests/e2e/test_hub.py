@@ -203,7 +203,7 @@ def test_what_cannot_be_chosen_or_served_is_not_downloaded(client: Client, hub: 
     assert "nothing fits 'Q9'" in errors[0]
     assert "tiny-Q8_0.gguf" in errors[0]
     assert "Q6_K/tiny-Q6_K-00001-of-00002.gguf (the first of 2)" in errors[0]
-    assert "1 are there" in errors[1]
+    assert "has only 1 of the" in errors[1]
     assert "model_type 'mamba' is not supported" in errors[2]
     assert "no .gguf file, nor a config.json" in errors[3]
     assert hub.downloads() == []
