@@ -17,6 +17,8 @@ STEP_BOUNDS_MS: Final = (
 )
 IDLE_BOUNDS_MS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
 
+ACCEPTED_BOUNDS: Final = tuple(range(16))  # drafts of a row; it has 16 at most
+
 
 def _steps() -> HistogramCounts:
     return HistogramCounts.empty(STEP_BOUNDS_MS)
@@ -203,6 +205,15 @@ class LoadReport(msgspec.Struct, tag=True):
             "tokens",
         ),
     ] = 0
+    accepted_lengths: Annotated[
+        HistogramCounts,
+        Metric(
+            "histogram",
+            "spec_decode_accepted_length",
+            "Drafted tokens that were kept, of each row that had some.",
+            "tokens",
+        ),
+    ] = msgspec.field(default_factory=lambda: HistogramCounts.empty(ACCEPTED_BOUNDS))
     beam_searches: Annotated[
         int, Metric("counter", "beam_searches", "Beam searches that ended with their answers.")
     ] = 0

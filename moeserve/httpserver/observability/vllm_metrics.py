@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from moeserve.httpserver.observability.load_metrics import LABELS, LoadCollector
@@ -69,6 +69,7 @@ class VllmCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield self._cache()
         yield self._adapters()
+        yield self._accepted()
 
     def _cache(self) -> Metric:
         info = GaugeMetricFamily(
@@ -81,6 +82,20 @@ class VllmCollector(Collector):
         blocks = self._load.load.kv_slots_total // size
         info.add_metric([self._model_name, self._cache_dtype, str(size), str(blocks)], 1)
         return info
+
+    def _accepted(self) -> Metric:
+        """Returns how often the draft at each position, from 0, was right with all before it. Positions at which none
+        was are left out."""
+        counter = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were kept, by position in their draft; see moeserve:spec_decode_accepted_length.",
+            labels=(*LABELS, "position"),
+        )
+        counts = self._load.load.accepted_lengths.counts
+        for position in range(len(counts) - 1):
+            if accepted := sum(counts[position + 1 :]):
+                counter.add_metric([self._model_name, str(position)], accepted)
+        return counter
 
     def _adapters(self) -> Metric:
         """Returns the metric by which the Gateway API's inference extension prefers a replica that has the adapter. As

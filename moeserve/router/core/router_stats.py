@@ -38,6 +38,7 @@ def observe_step(totals: LoadReport, scheduled: ScheduledStep, result: StepResul
             totals.drafts += 1
             totals.draft_tokens += entry.accepted.drafted
             totals.accepted_draft_tokens += len(entry.accepted.token_ids)
+            totals.accepted_lengths.add(len(entry.accepted.token_ids))
 
 
 def load_report(

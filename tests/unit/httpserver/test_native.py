@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from moeserve.config.speculative import MOST_DRAFTS
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.messages.router_metrics import LoadReport
+from moeserve.messages.router_metrics import ACCEPTED_BOUNDS, LoadReport
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
 from tests.support.fresh_server import as_new
 from tests.support.http_harness import CONTEXT, NAME, HttpServer, echo, tokens_of
@@ -179,6 +180,23 @@ def test_metrics_under_vllm_s_names() -> None:
     assert theirs["request_inference_time_seconds_sum"] == pytest.approx(0.01)
     assert samples['vllm:time_to_first_token_seconds_bucket{le="1.0",model_name="m"}'] == "1.0"
     assert samples['vllm:request_success_total{finished_reason="length",model_name="m"}'] == "1.0"
+
+
+def test_accepted_drafts_by_position() -> None:
+    """ggml-org/llama.cpp#24536: of rows of one to three drafts, some were kept."""
+    assert len(ACCEPTED_BOUNDS) == MOST_DRAFTS
+    metrics = Metrics("m")
+    for kept in (0, 1, 3, 3):
+        metrics.reported.load.accepted_lengths.add(kept)
+    lines = metrics.render()[0].decode().splitlines()
+    per_position = [
+        line for line in lines if line.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    ]
+    assert [line.partition("{")[2] for line in per_position] == [
+        f'model_name="m",position="{position}"}} {count}'
+        for position, count in enumerate(("3.0", "2.0", "2.0"))
+    ]
+    assert 'moeserve:spec_decode_accepted_length_sum{model_name="m"} 7.0' in lines
 
 
 def test_tokens_that_come_together_share_their_gap() -> None:
