@@ -47,24 +47,29 @@ class DensePlacement:
     def bytes_on(self, device: Device) -> int:
         parts = [(self._sizes.embedding, self.embedding), (self._sizes.head, "cuda")]
         parts += [(layer.dense, where) for layer, where in zip(self._sizes.layers, self.layers, strict=True)]
+        if self.embedding == "cpu" and self._sizes.block_embedding is not None:
+            parts.append((self._sizes.block_embedding, "cuda"))
         return sum(size.on(device) for size, where in parts if where == device)
 
     def move_next(self, held: Container[int]) -> bool:
         """Moves the next part of the model from the GPU to RAM: first the embedding (not slower in RAM), then one
-        layer after another, each together with the layers that use its keys. held: layers that must stay on the GPU.
-        Returns False, and moves nothing, if a flag, a rule or `held` forbids the move, or if no layer would be left on
-        the GPU."""
+        layer after another, each together with the layers that use its keys. Where a block that drafts reads the
+        embedding on the GPU, it moves together with the first layer. held: layers that must stay on the GPU. Returns
+        False, and moves nothing, if a flag, a rule or `held` forbids the move, or if no layer would be left on the
+        GPU."""
         if not self._may_move:
             return False
         if self.embedding == "cuda":
             if _is_held(self._of_embedding) or self._sizes.layers[0].needs_layer_before:
                 return False
-            self.embedding = "cpu"
-            return True
+            if self._sizes.block_embedding is None:
+                self.embedding = "cpu"
+                return True
         first = self.in_ram
         end = self._next_start(first + 1)
         if end is None or any(at in held or _is_held(self._decisions[at]) for at in range(first, end)):
             return False
+        self.embedding = "cpu"
         self.layers[first:end] = ["cpu"] * (end - first)
         return True
 

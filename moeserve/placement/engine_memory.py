@@ -108,6 +108,13 @@ def draft_record_bytes(config: ServerConfig, shape: ModelShape, step_tokens: int
     return records + (0 if of_ngrams is None else of_ngrams.nbytes)
 
 
+def stage_record_bytes(config: ServerConfig, shape: ModelShape, layers_in_ram: int) -> int:
+    """Returns the bytes of RAM in which recurrent layers before a GPU's record drafts; 0 without drafts."""
+    drafts = gpu_state_drafts(shape, config.max_num_seqs, num_drafts(config))
+    records = draft_records(shape, drafts) if drafts else {}
+    return sum(buffer.nbytes for index, buffer in records.items() if index < layers_in_ram)
+
+
 def cpu_logits_bytes(shape: ModelShape, max_num_seqs: int) -> int:
     """Returns the bytes of logits for the largest number of rows sampled together; the memory is allocated at first
     use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moeserve.config import ServerConfig, drafts_of, num_drafts
+from moeserve.config import ServerConfig, drafts_of
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import gpu_state_drafts
@@ -34,31 +34,18 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
         )
 
 
-def check_drafts_placed(
-    config: ServerConfig, shape: ModelShape, placement: Placement, taps: Sequence[int] = ()
-) -> None:
-    """Raises ConfigError if drafts need a part of the model that is not on this GPU: recurrent layers, whose states at
-    drafts the GPU records; the embedding, which the model's own block reads; layers that an EAGLE-3 head reads. taps:
-    layers before which the head reads the residual; none without one."""
+def check_drafts_placed(shape: ModelShape, placement: Placement, taps: Sequence[int]) -> None:
+    """Raises ConfigError for an EAGLE-3 head that reads what this GPU does not have. taps: layers before which the head
+    reads the residual; none without one."""
     if taps and placement.begins_in_ram:
         raise ConfigError(
             "--speculative-config: an EAGLE-3 head can draft only if all layers and the embedding are on the GPU, but "
-            'some of them are in RAM: say {"method": "ngram", "num_speculative_tokens": 4}, or free some GPU memory'
+            f"some of them are in RAM: say --n-gpu-layers {shape.num_layers}, which may leave more experts in RAM, or "
+            '{"method": "ngram", "num_speculative_tokens": 4}, or free some GPU memory'
         )
     bare = [layer for layer in taps if layer < shape.num_layers and shape.layers[layer].mixer is None]
     if bare:
         raise ConfigError(
             f"--speculative-config: this EAGLE-3 head reads the residual before layer {bare[0]}, which does not "
             "attend; such a head drafts on the CPU alone so far: say --device cpu"
-        )
-    if shape.next_token_layer is not None and placement.begins_in_ram:
-        raise ConfigError(
-            "--speculative-config: the model's own block can draft only if all layers and the embedding are on the "
-            'GPU, but some of them are in RAM: say {"method": "ngram", "num_speculative_tokens": 4}, or free some GPU '
-            "memory"
-        )
-    if num_drafts(config) and shape.recurrence is not None and placement.layers_in_ram:
-        raise ConfigError(
-            "--speculative-config: drafts of a model with recurrent state need all layers on the GPU, but the first "
-            f"{placement.layers_in_ram} are in RAM: leave it out, or free some GPU memory"
         )

@@ -61,6 +61,8 @@ class ModelSizes:
     head: Bytes
     layers: tuple[LayerSizes, ...]
     table_rows: int = 0  # bytes of RAM for rows of a table on disk, wherever the layers are
+    # What the next-token block reads on the GPU, where the embedding is in RAM: another copy. None: no block drafts.
+    block_embedding: Bytes | None = None
 
     @classmethod
     def of(cls, tensors: Mapping[str, TensorInfo], layout: KvLayout) -> ModelSizes:
@@ -104,6 +106,7 @@ class ModelSizes:
             head=part([head, *head_inputs(shape), *drafting]),
             layers=tuple(layer(index) for index in range(shape.num_layers)),
             table_rows=sum(cached_table_bytes(tensors[name].nbytes) for name in unloaded_tensors(shape)),
+            block_embedding=None if shape.next_token_layer is None else part([n.TOKEN_EMBD]),
         )
 
     def with_experts(self, counts: Sequence[int]) -> ModelSizes:

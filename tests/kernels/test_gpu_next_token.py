@@ -24,11 +24,13 @@ from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.next_token import with_next_token_block
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
+from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
+from moeserve.worker.sequences import StepLayout
 from tests.gpu.driver import small_config
 from tests.kernels.model_engine import distance
 from tests.support.foreseen_drafts import asked, whole_texts
@@ -234,3 +236,53 @@ def test_an_engine(name: str, wide_fixtures: Path, monkeypatch: pytest.MonkeyPat
     assert sum(len(ids) - 1 for ids in placed) == report.draft_tokens < DEPTHS * len(placed)
     for text, draft in planted.noted:
         assert draft == on_the_cpu(path, text)[: len(draft)]
+
+
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [
+        ("glm4moe", {"n_gpu_layers": 2}),
+        ("glm4moe", {"num_gpu_experts": 4, "gpu_prefill_token_threshold": 1000}),
+        ("families/tiny-qwen35moe-f16", {"n_gpu_layers": 2}),
+    ],
+    ids=["first layers", "experts", "first recurrent layers"],
+)
+def test_with_a_part_in_ram(
+    name: str, placement: dict[str, Any], wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are those without drafts, and the block drafts what the CPU's does: where the first layers are on the
+    CPU, whose recurrent states move by accepted drafts alone, and where some experts are in RAM and a cache moves
+    them, which counts the experts of drafted rows."""
+    path = model_of(name, wide_fixtures)
+    runner = engine_of(path, **placement)
+    engine = runner.engine
+    assert isinstance(engine, GpuEngine)
+    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=8, temperature=1.0)
+    limits: dict[str, Any] = {"max_num_batched_tokens": 8, "reuse_prefixes": False}
+    expected, _ = serve(runner, requests, 0, **limits)
+    planted = Planted(runner, whole_texts(requests, expected), monkeypatch)
+    always_draft(monkeypatch, DEPTHS)
+    rows, counts = [], []
+    forward = engine.forward
+
+    def noted(layout: StepLayout, *args: Any, **more: Any) -> None:
+        rows.append(layout.n)
+        counts.append(engine.expert_counts())
+        forward(layout, *args, **more)
+
+    monkeypatch.setattr(engine, "forward", noted)
+    found, report = serve(runner, requests, DEPTHS, **limits)
+    assert [answer.tokens for answer in found.values()] == [answer.tokens for answer in expected.values()]
+    assert 0 < report.accepted_draft_tokens < report.draft_tokens
+    assert len(planted.noted) > 2
+    for text, draft in planted.noted:
+        assert draft == on_the_cpu(path, text)[: len(draft)]
+    counts.append(engine.expert_counts())
+    tokens = np.diff([count.tokens for count in counts], axis=0)  # of each step
+    each = np.array(rows)[:, None] * runner.ready().experts_per_token
+    assert ((tokens.sum(axis=2) == each) | (tokens.sum(axis=2) == 0)).all()  # dense layers have none
+    if "num_gpu_experts" in placement:  # an expert of a step counts once
+        first, last = counts[0].cache, counts[-1].cache
+        assert first is not None
+        assert last is not None
+        assert last.hits + last.misses - first.hits - first.misses == (tokens > 0).sum()

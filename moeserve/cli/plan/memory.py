@@ -26,6 +26,7 @@ from moeserve.placement.engine_memory import (
     cpu_logits_bytes,
     cpu_workspace_bytes,
     draft_record_bytes,
+    stage_record_bytes,
 )
 from moeserve.processes.resident_memory import LIBRARIES_BYTES, SERVER_BYTES, VOCABULARY_BYTES
 from moeserve.worker.adapters.memory import AdapterMemory
@@ -103,6 +104,7 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
     cpu_stage = (
         _cpu_step_bytes(config, model, rows) if placement.layers_in_ram else 4 * rows * model.residual_width
     )
+    cpu_stage += stage_record_bytes(config, model, placement.layers_in_ram)
     return fixed + CUDA_LIBRARIES_BYTES + shared + (cpu_stage if placement.begins_in_ram else 0)
 
 

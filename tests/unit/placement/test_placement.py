@@ -162,6 +162,18 @@ def test_what_cannot_be_says_what_could(options: PlacementOptions, said: str) ->
         place(model(), options, gpu(EVERYTHING))
 
 
+def test_a_block_that_drafts_reads_the_embedding_on_the_gpu() -> None:
+    """Where the embedding is in RAM, the block has another copy; so the embedding alone is not moved to RAM."""
+    sizes = model()
+    drafting = replace(sizes, block_embedding=sizes.embedding)
+    some = PlacementOptions(n_gpu_layers=3)
+    in_ram, copied = (place(one, some, gpu(EVERYTHING)) for one in (sizes, drafting))
+    assert copied.gpu_weight_bytes == in_ram.gpu_weight_bytes + sizes.embedding.cuda
+    tight = PlacementOptions(gpu_memory_budget=75 * MIB)
+    places = [place(one, tight, gpu(EVERYTHING)) for one in (sizes, drafting)]
+    assert [(one.embedding, one.layers_in_ram) for one in places] == [("cpu", 0), ("cpu", 1)]
+
+
 def test_what_would_fit_does_fit() -> None:
     place(model(), PlacementOptions(num_gpu_experts=6, gpu_memory_budget=150 * MIB), gpu(EVERYTHING))
     place(

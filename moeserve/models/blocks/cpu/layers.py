@@ -72,7 +72,9 @@ class CpuLayers:
         self._disk = disk
         # Per recurrent layer, the state changes of the step's drafts; RAM pages are allocated at first use.
         records = draft_records(shape, most_drafts) if most_drafts else {}
-        self._pending = {index: torch.empty(buffer.shape) for index, buffer in records.items()}
+        self._pending = {
+            index: torch.empty(buffer.shape) for index, buffer in records.items() if index < len(self.weights)
+        }
         of_ngrams = ngram_records(shape, most_drafts) if most_drafts else None
         self._pending_ngrams = None if of_ngrams is None else torch.empty(of_ngrams.shape)
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start-up.

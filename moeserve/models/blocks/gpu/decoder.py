@@ -49,7 +49,7 @@ from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.ngrams import Int32s, look_up
 from moeserve.models.blocks.gpu.residual import read_streams
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
-from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
+from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts, recurrent_layers
 from moeserve.models.blocks.gpu.state_slots import StateSlots
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import FLOATS, GpuBatch, make_workspaces
@@ -142,7 +142,7 @@ class GpuDecoder:
             num_in_ram,
         )
         self._state_drafts: GpuStateDrafts | None = None
-        if max_state_drafts and states:
+        if max_state_drafts and recurrent_layers(shape, len(states)):
             self._state_drafts = GpuStateDrafts(shape, states, max_state_drafts)
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)

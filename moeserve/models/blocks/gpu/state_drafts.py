@@ -15,17 +15,24 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.step_buffers import gpu_draft_records
 
 
+def recurrent_layers(shape: ModelShape, count: int) -> list[int]:
+    """Returns which of the model's last `count` layers are gated DeltaNets, numbered from the first of these."""
+    layers = shape.layers[shape.num_layers - count :]
+    return [i for i, layer in enumerate(layers) if isinstance(layer.mixer, GatedDeltaNetShape)]
+
+
 class GpuStateDrafts:
     """The records of one step's drafts, of all gated DeltaNets; other recurrent layers have no drafts on a GPU."""
 
     def __init__(self, shape: ModelShape, states: Sequence[StateLayer], drafts: int) -> None:
-        """shape: the model; all its layers must be on this GPU. states: one per layer. drafts: maximum number per
-        step."""
+        """shape: the model. states: one per layer on this GPU, which are the model's last, and some recurrent. drafts:
+        maximum number per step."""
         assert isinstance(shape.recurrence, GatedDeltaNetShape)
         self._heads = shape.recurrence.heads
         self._states, device = states[0].states, states[0].states.device
-        self._records = torch.zeros(gpu_draft_records(shape, drafts).shape, device=device)
-        recurrent = [i for i, layer in enumerate(shape.layers) if isinstance(layer.mixer, GatedDeltaNetShape)]
+        recurrent = recurrent_layers(shape, len(states))
+        _, *of_layer = gpu_draft_records(shape, drafts).shape
+        self._records = torch.zeros(len(recurrent), *of_layer, device=device)
         self._places = {index: place for place, index in enumerate(recurrent)}
         firsts = [states[index].first for index in recurrent]
         self._layer_first = torch.tensor(firsts, dtype=torch.int32, device=device)

@@ -44,6 +44,12 @@ class CpuStage:
         """Like `CpuDecoder.copy_states`; call it before `compute`."""
         self._model.copy_states(torch.from_numpy(pairs.copy()))
 
+    def commit_states(self, slots: Int32s, first: Int32s, accepted: Int32s) -> None:
+        """Launches the commit of accepted drafts, after their step. slots: state slots of their requests; first: each
+        one's first draft in the step."""
+        if self._model.has_states:
+            self._model.commit_states(*map(torch.from_numpy, (slots, first, accepted)))
+
     def compute(
         self,
         layout: StepLayout,

@@ -51,7 +51,7 @@ from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
 from moeserve.worker.engines.gpu.warm_up import WarmUp
 from moeserve.worker.engines.gpu.weight_reads import GpuWeightReads
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
-from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
+from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout, first_drafts
 
 
 class GpuEngine:
@@ -296,6 +296,10 @@ class GpuEngine:
         self._choice.launch(self._rows, slots, masks)
 
     def sampled(self) -> tuple[Int32s, list[TokenLogprob | None]]:
+        if self._cpu_stage is not None and layout.drafted is not None:
+            moved = accepted > 0
+            columns = self._state_slots, first_drafts(layout.drafted), accepted
+            self._cpu_stage.commit_states(*(column[moved] for column in columns))
         return self._choice.read()
 
     def mark_end(self) -> None:

@@ -13,6 +13,7 @@ from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
+from moeserve.placement.engine_memory import stage_record_bytes
 from moeserve.processes.free_memory import available_bytes
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.loading.gpu.load_weights import InRam
@@ -30,6 +31,7 @@ def kv_budgets(
     if in_ram:
         free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))
         free -= spare_bytes(layout, config.max_num_seqs) + layout.step_key_bytes(step_rows)
+        free -= stage_record_bytes(config, layout.shape, in_ram)
         budgets.append(KvMemoryBudget("memory", free, range(in_ram), SHARE_OF_FREE_MEMORY))
     return budgets
 
@@ -41,8 +43,10 @@ def make_cpu_stage(
     capacity: KvCapacity,
     max_tokens: int,
     device: torch.device,
+    max_state_drafts: int,
 ) -> CpuStage | None:
-    """Returns None if all layers are on the GPU. max_tokens: rows of the largest step."""
+    """Returns None if all layers are on the GPU. max_tokens: rows of the largest step. max_state_drafts: most drafts of
+    a step, for models with recurrent layers."""
     if in_ram is None or in_ram.cpu_stage is None:
         return None
     rows = step_sizes(max_tokens)[-1]
@@ -60,6 +64,7 @@ def make_cpu_stage(
         rows,
         capacity.max_model_len,
         states=StateCache(layout, placement.state_slots, range(placement.layers_in_ram)).layers,
+        most_drafts=max_state_drafts,
         pinned=device.type == "cuda",
     )
     return CpuStage(in_ram.stream, model)

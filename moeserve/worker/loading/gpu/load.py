@@ -223,7 +223,8 @@ def _make_buffers(
     if ranks is not None:
         capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
         state_slots = ranks.least(state_slots)
-    cpu_stage = make_cpu_stage(weights.in_ram, layout, placement, capacity, plan.max_tokens, device)
+    drafts = gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config))
+    cpu_stage = make_cpu_stage(weights.in_ram, layout, placement, capacity, plan.max_tokens, device, drafts)
     windows = capacity.num_window_slots
     tables = SlotTables.empty(
         config.max_num_seqs + 1, capacity.max_model_len, device, has_windows=windows > 0

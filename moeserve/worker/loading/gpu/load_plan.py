@@ -109,7 +109,7 @@ def plan_load(
     if ranks is not None and share is not None:
         connections = connect(share, ranks, max_tokens, is_observed=recorder is not None)
     placement = plan_placement(config, layout, source, max_tokens, device, share, adapters, heat, small)
-    check_drafts_placed(config, shape, placement, () if small is None else small.taps)
+    check_drafts_placed(shape, placement, () if small is None else small.taps)
     if placement.layers_in_ram:
         check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")

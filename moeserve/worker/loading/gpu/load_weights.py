@@ -108,10 +108,11 @@ def load_weights(
 ) -> LoadedWeights:
     placement = plan.placement
     has_ends = plan.connections.stage is None or plan.connections.stage.is_first
+    drafts = plan.shape.next_token_layer is not None  # the block reads the embedding
     on_gpu = GpuLoader(plan.source, plan.shape, device, on_progress).load(
         gpu_experts(placement, plan.share),
         placement.layers_in_ram,
-        with_embedding=has_ends and not placement.begins_in_ram,
+        with_embedding=has_ends and (drafts or not placement.begins_in_ram),
         with_head=has_ends,
     )
     floats = float_type(on_gpu, device)
