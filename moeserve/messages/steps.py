@@ -157,8 +157,8 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     A grammar is sent once, in `grammars` by number, with the first plan that binds a sequence with it. The worker keeps
     it until a plan has its number in `dropped_grammars`; bound sequences are not affected.
 
-    `keeps_block`: a next-token block on the CPU computes each step's tokens too, so that it can draft. False while that
-    costs more than the drafts save; the block then drafts from what it has computed so far.
+    `keeps_block`: a next-token block, or an EAGLE-3 head, computes each step's tokens too, so that it can draft. False
+    while that costs more than the drafts save; then it drafts nothing.
     """
 
     step: int

@@ -187,7 +187,7 @@ class Runner:
             step.record.finish(step.sampled)
         ended = time.perf_counter()
         late_ms = None if self._drafts is None else self._drafts.late_ms
-        times = step.times(ended, self._step_ended, device_ms, late_ms)
+        times = step.times(ended, self._step_ended, device_ms, self.engine.layers_ms, late_ms)
         self._step_ended, self._under_way = ended, None
         return times
 
@@ -255,7 +255,6 @@ class Runner:
             draft_ms=draft_ms,
             draft_read_ms=read_ms,
             lagging_rows=lagging,
-            launched=time.perf_counter(),
         )
 
     def rehearse(self, plan: StepPlan) -> StepResult:

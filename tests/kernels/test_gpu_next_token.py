@@ -84,6 +84,7 @@ class Trunk:
             batch = GpuBatch(counter(n), ids, positions, kv_slots, requests, size, None)
             self.decoder.begin(batch)
             self.decoder.forward(batch)
+            self.decoder.keep_up(batch)
             states.append(self.block._states[:n].clone())
         return torch.cat(states)
 
@@ -257,7 +258,7 @@ def test_with_a_part_in_ram(
     runner = engine_of(path, **placement)
     engine = runner.engine
     assert isinstance(engine, GpuEngine)
-    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=8, temperature=1.0)
+    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=6, temperature=1.0)
     limits: dict[str, Any] = {"max_num_batched_tokens": 8, "reuse_prefixes": False}
     expected, _ = serve(runner, requests, 0, **limits)
     planted = Planted(runner, whole_texts(requests, expected), monkeypatch)

@@ -22,6 +22,7 @@ from moeserve.kernels.next_token.op import (
     ScoredPanels,
     StepStates,
     block_places,
+    clear_rows,
     draft_of,
     join_rows,
     join_step,
@@ -72,6 +73,17 @@ def test_places() -> None:
     assert out.token_ids.tolist() == [5, 0, 9, 0]
     assert out.positions.tolist() == [0, 0, 7, 0]
     assert out.kv_slots.tolist() == [-1, 12, 13, 0]
+
+
+def test_cleared_rows() -> None:
+    """Of two tensors, the rows of valid slots; -1 is none."""
+    wide, narrow = normal(6, 2, HIDDEN).half(), normal(6, 3).half()
+    expected = [wide.clone(), narrow.clone()]
+    for tensor in expected:
+        tensor[[4, 1]] = 0.0
+    clear_rows([wide, narrow], ints([4, -1, 1, 5]), counter(3))
+    assert torch.equal(wide, expected[0])
+    assert torch.equal(narrow, expected[1])
 
 
 def test_kept_states() -> None:

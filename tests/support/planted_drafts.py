@@ -18,14 +18,21 @@ class Planted:
     """The block's drafts are noted, and others planted in their place, some of them right and some unlikely: on the
     device, where the step that verifies them takes them from."""
 
-    def __init__(self, runner: Runner, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        texts: list[list[int]],
+        monkeypatch: pytest.MonkeyPatch,
+        found: list[list[int]] | None = None,
+    ) -> None:
+        """texts: from which right drafts are taken. found: the texts that come out; None: these."""
         rows = runner._drafts
         assert rows is not None
         assert isinstance(rows._drafter, FirstOf)
         drafter = rows._drafter._second
         assert isinstance(drafter, GpuNextTokenDrafter)
         self._chain, self._tokens, self._length = drafter._chain, runner._sequences.tokens, rows.length
-        self._texts = texts
+        self._texts = texts if found is None else found
         self.num_after_step = 0  # chains after tokens that the host did not know
         self._foreseen, self._launch = Foreseen(self._tokens, texts, 0.7), self._chain.launch
         self._rng = np.random.default_rng(1)

@@ -13,8 +13,9 @@ import torch
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
 from moeserve.worker.drafts.draft_rows import DraftRows
-from moeserve.worker.drafts.drafter import Keeping, Reading, Wanted
+from moeserve.worker.drafts.drafter import Reading, Wanted
 from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
+from moeserve.worker.engines.keeping import Keeping
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 PAUSE_S = 0.2

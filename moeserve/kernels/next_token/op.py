@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,7 @@ from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.launch import next_power_of_2
 from moeserve.kernels.next_token.triton import (
     advance_kernel,
+    clear_kernel,
     join_kernel,
     keep_rows_kernel,
     keep_step_kernel,
@@ -122,6 +124,16 @@ def keep_rows(states: Tensor, chosen: Tensor, count: int, kept: KeptStates) -> N
         (count,), states, chosen, kept.states, kept.position, chosen.stride(0), hidden, next_power_of_2(hidden),
         num_warps=4,
     )  # fmt: skip
+
+
+def clear_rows(tensors: Sequence[Tensor], kv_slots: Tensor, count: Tensor) -> None:
+    """Zeroes the rows of these KV slots in each of the tensors [slots, ..], for the first count[0] slots that are not
+    negative. kv_slots: int32 [n]."""
+    for tensor in tensors:
+        if len(tensor):
+            rows = tensor.view(len(tensor), -1).view(torch.uint8)
+            width = rows.shape[1]
+            clear_kernel((len(kv_slots),), rows, kv_slots, count, width, next_power_of_2(width), num_warps=4)
 
 
 class Chosen:

@@ -103,6 +103,17 @@ def keep_rows_kernel(
 
 
 @kernel
+def clear_kernel(rows, slots, count, COLS: tl.constexpr, SIZE: tl.constexpr):
+    """Grid (n). rows uint8 [any, COLS]: row slots[i] becomes 0, for i < count[0] and slots[i] >= 0."""
+    i = tl.program_id(0)
+    if i >= tl.load(count):
+        return
+    slot = tl.load(slots + i)
+    c = tl.arange(0, SIZE)
+    tl.store(rows + slot.to(tl.int64) * COLS + c, 0, (c < COLS) & (slot >= 0))
+
+
+@kernel
 def likeliest_kernel(
     logits, count, panels, num_panels, best, ids, sums, VOCAB: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK: tl.constexpr, PANEL: tl.constexpr,

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
-from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, PendingTokens, Reading, Wanted
+from moeserve.worker.drafts.drafter import Drafter, LateDrafts, PendingTokens, Reading, Wanted
 from moeserve.worker.drafts.spent_time import SpentTime
+from moeserve.worker.engines.keeping import Keeping
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -75,14 +76,16 @@ class DraftRows:
             wanted = [Wanted(one.slot, one.length - 1, 0) for one in wanted]
         if self._most is not None:
             wanted = _at_most(wanted, self._most)
-        if any(one.most > 0 for one in wanted):
+        may_draft = any(one.most > 0 for one in wanted)
+        if may_draft:
             self._drafter.catch_up()  # needed with or without drafts
         self._reading.ms, self._reading.lagging = 0.0, set()
-        self._late.slot, self._late.is_allowed = None, len(rows) == 1
-        began = SpentTime.begin()
+        self._late.slot, self._late.ms, self._late.is_allowed = None, None, len(rows) == 1
+        began = SpentTime.begin() if may_draft else None  # asking the time of all threads is not free
         drafts = self._drafter.draft(wanted)
-        self.read_ms = self._reading.ms
-        spent_ms = began.wall_ms() if self._on_gpu else began.ms()
+        self.read_ms, spent_ms = self._reading.ms, 0.0
+        if began is not None:
+            spent_ms = began.wall_ms() if self._on_gpu else began.ms()
         self.draft_ms = max(spent_ms - self.read_ms, 0.0)
         self.lagging_rows = [at for at in continuing if rows[at].req_slot in self._reading.lagging]
         for at, draft in zip(continuing, drafts, strict=True):
@@ -116,8 +119,9 @@ class DraftRows:
 
     @property
     def late_ms(self) -> float | None:
-        """Milliseconds that the step's late drafts took the GPU, after `take_late`; None: none were late."""
-        return None if self._late.slot is None else self._late.ms()
+        """Milliseconds that the GPU took for the step's drafts, after `take_late`, if it made them while the host did
+        something else; else None."""
+        return None if self._late.ms is None else self._late.ms()
 
     def take_keep_ms(self) -> float:
         """Returns StepResult.draft_keep_ms since the last call."""

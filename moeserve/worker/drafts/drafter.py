@@ -30,15 +30,6 @@ class Reading:
     lagging: set[int] = field(default_factory=set)  # request slots whose texts are not read to their end
 
 
-@dataclass(slots=True)
-class Keeping:
-    """The time that the model's own block spends on keeping up with the texts, whether it drafts or not. `DraftRows`
-    writes `is_on` and resets `ms` for each step; the drafter adds to `ms`."""
-
-    is_on: bool = True  # False: the block need not keep up
-    ms: float = 0.0
-
-
 class PendingTokens(NamedTuple):
     """The rows of a step whose tokens are being sampled, all at once. int32 [n] each, but places."""
 
@@ -57,7 +48,9 @@ class LateDrafts:
     is_allowed: bool = False  # the step has no row beside the drafts' one
     slot: int | None = None  # request slot; None: no drafts are late
     read: Callable[[], Int32s] = lambda: NO_DRAFT  # waits for the drafts, and returns those that are verified
-    ms: Callable[[], float] = lambda: 0.0  # that they took the GPU, after `read`
+    # Milliseconds that the GPU took for the step's drafts, when they are known; None: it made none while the host did
+    # something else.
+    ms: Callable[[], float] | None = None
     # Launches the drafts of the next step, of requests whose last tokens are being sampled; `Wanted.length` does not
     # say where these begin. Returns False if it does not. The next `draft` takes these drafts. None: no drafter can.
     launch_ahead: Callable[[Sequence[Wanted], PendingTokens], bool] | None = None

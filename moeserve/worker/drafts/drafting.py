@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, Reading
+from moeserve.worker.drafts.drafter import Drafter, LateDrafts, Reading
 from moeserve.worker.drafts.run_sampler import DraftingEngine
+from moeserve.worker.engines.keeping import Keeping
 from moeserve.worker.sequences import Sequences
 
 

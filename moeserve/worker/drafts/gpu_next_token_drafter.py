@@ -1,5 +1,6 @@
-"""Drafts by the model's own next-token block, or by an EAGLE-3 head, on a GPU: each step has stored the rows of its
-tokens, so that a chain of drafts begins with the token that was sampled last.
+"""Drafts by the model's own next-token block, or by an EAGLE-3 head, on a GPU: steps store the rows of their tokens, so
+that a chain of drafts begins with the token that was sampled last. While `Keeping.is_on` is False no rows are stored;
+then a request has no drafts until a step has stored its last token's row again.
 
 If one request drafts alone, its step is launched right after the chain, and the host learns the drafts with the step's
 tokens. With several requests it waits for the chain, as unlikely drafts between others' rows would cost time.
@@ -21,6 +22,7 @@ from moeserve.worker.drafts.drafter import NO_DRAFT, LateDrafts, PendingTokens, 
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
 from moeserve.worker.drafts.shortlist import Shortlist
 from moeserve.worker.engines.gpu.next_token_chain import AfterStep, ChainStart, LaunchedChain, NextTokenChain
+from moeserve.worker.engines.keeping import Keeping
 from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
@@ -40,10 +42,12 @@ class GpuNextTokenDrafter:
         least_probability: float = LEAST_PROBABILITY,
         late: LateDrafts | None = None,
         rotary: RotaryPositions | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         """least_probability: drafts that the block considers less likely are not verified, nor are those after them.
         late: where drafts are noted that a step need not wait for; None: every step waits. rotary: RoPE positions of
-        requests with pictures; None: they are the tokens' numbers."""
+        requests with pictures; None: they are the tokens' numbers. keeping: the steps' (`BlockSteps`); None: all store
+        their rows."""
         self._sequences = sequences
         self._chain = chain
         self._least = least_probability
@@ -51,25 +55,30 @@ class GpuNextTokenDrafter:
         self._rotary = rotary
         self._shortlist = Shortlist(sequences.tokens, chain.vocab_size, chain.frequent_tokens)
         self._ahead: _Chain | None = None  # launched for the next step
+        self._keeping = Keeping() if keeping is None else keeping
+        # By request slot, whether its last row is stored.
+        self._is_kept = np.zeros(len(sequences.num_prompt), np.bool_)
         if late is not None:
             late.launch_ahead = self.launch_ahead
 
     def bind(self, slot: int, namespace: str) -> None:
         self._shortlist.bind(slot)
         self._chain.forget(slot)
+        self._is_kept[slot] = False
 
     def catch_up(self) -> None:
-        """Does nothing: steps store the block's rows."""
+        """Does nothing: steps store the block's rows (`BlockSteps`)."""
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         drafts = [NO_DRAFT for _ in wanted]
-        active = [at for at, one in enumerate(wanted) if one.most > 0]
+        active = [at for at, one in enumerate(wanted) if one.most > 0 and self._is_kept[one.slot]]
         ahead, self._ahead = self._ahead, None
         if self._late is not None and self._late.is_allowed and active:
             one = wanted[active[0]]
             drafts[active[0]] = self._later(one, ahead or self._launch([one]), self._late)
             return drafts
-        if ahead is not None:
+        if ahead is not None and active:
+            self._note_ms(ahead)
             found = dict(zip(ahead.start.req_slots.tolist(), self._found(ahead), strict=True))
             for at in active:
                 drafts[at] = found.get(wanted[at].slot, NO_DRAFT)[: wanted[at].most]
@@ -83,6 +92,8 @@ class GpuNextTokenDrafter:
 
     def launch_ahead(self, wanted: Sequence[Wanted], pending: PendingTokens) -> bool:
         """See `LateDrafts`."""
+        if not self._keeping.is_on:  # the step before stores no rows
+            return False
         active = [one for one in wanted if one.most > 0]
         of_slot = {slot: at for at, slot in enumerate(pending.slots.tolist())}
         rows = [of_slot[one.slot] for one in active if one.slot in of_slot]
@@ -111,8 +122,13 @@ class GpuNextTokenDrafter:
 
     def _later(self, one: Wanted, chain: _Chain, late: LateDrafts) -> Int32s:
         """Returns placeholders for the drafts of a request whose chain is launched."""
-        late.slot, late.read, late.ms = one.slot, lambda: self._found(chain)[0], lambda: chain.launched.ms
+        late.slot, late.read = one.slot, lambda: self._found(chain)[0]
+        self._note_ms(chain)
         return -1 - self._chain.width * np.arange(one.most, dtype=np.int32)
+
+    def _note_ms(self, chain: _Chain) -> None:
+        if self._late is not None:
+            self._late.ms = lambda: chain.launched.ms
 
     def _launch(self, wanted: list[Wanted]) -> _Chain:
         start = self._start(wanted)
@@ -172,6 +188,9 @@ class GpuNextTokenDrafter:
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
         """Notes the outcome of a step, which has kept the states of its last rows. If those were drafts, the state of
         the last accepted one counts."""
+        self._is_kept[layout.req_slot] = self._keeping.is_on
+        if not self._keeping.is_on:
+            return
         if layout.drafted is None or not layout.drafted.any():
             return
         has_drafts = layout.drafted > 0

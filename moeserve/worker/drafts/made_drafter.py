@@ -7,11 +7,12 @@ from typing import Final
 
 from moeserve.config import Drafts
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.drafts.drafter import Drafter, Keeping, Wanted
+from moeserve.worker.drafts.drafter import Drafter, Wanted
 from moeserve.worker.drafts.forced_drafter import ForcedDrafter
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY, DraftingBlock, NextTokenDrafter
 from moeserve.worker.drafts.ngram_drafter import NgramDrafter
 from moeserve.worker.drafts.shared_texts import SharedTexts
+from moeserve.worker.engines.keeping import Keeping
 from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 

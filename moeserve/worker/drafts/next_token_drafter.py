@@ -26,9 +26,10 @@ import torch
 
 from moeserve.messages.prompt_embeddings import SECTIONS
 from moeserve.models.blocks.cpu.next_token import NextTokenRows, Predicted
-from moeserve.worker.drafts.drafter import NO_DRAFT, Keeping, Wanted
+from moeserve.worker.drafts.drafter import NO_DRAFT, Wanted
 from moeserve.worker.drafts.shortlist import Shortlist
 from moeserve.worker.drafts.spent_time import SpentTime
+from moeserve.worker.engines.keeping import Keeping
 from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 

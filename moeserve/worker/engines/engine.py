@@ -140,6 +140,12 @@ class Engine(Protocol):
         clock, from `begin` or, if launched ahead, from the end of the previous step; 0: no such clock."""
         ...
 
+    @property
+    def layers_ms(self) -> float:
+        """Milliseconds of the last finished step by the device's clock, from the beginning of its layers, if it had
+        drafts; 0: no such clock."""
+        ...
+
     def forget(self, layout: StepLayout) -> None:
         """Undoes the engine's first step: no KV, slots or counts of its rows remain."""
         ...

@@ -8,11 +8,12 @@ from functools import partial
 from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, Reading
+from moeserve.worker.drafts.drafter import Drafter, LateDrafts, Reading
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.made_drafter import make_drafter
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY, DraftingBlock
 from moeserve.worker.drafts.run_sampler import DraftingEngine
+from moeserve.worker.engines.keeping import Keeping
 from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Sequences
 
@@ -27,16 +28,18 @@ def drafting_of(
     reading: Reading | None = None,
     most: int | None = None,
     late: LateDrafts | None = None,
+    keeping: Keeping | None = None,
     rotary: RotaryPositions | None = None,
 ) -> Drafting | None:
     """Returns the drafting parts; None if drafts are off. block: the model's next-token block, or an EAGLE-3
     head; None if there is none on this device. small_model: makes the drafter of --speculative-model, which notes in
-    `reading` what it reads. most: drafts of a step; None: as many as the router grants. late: where small_model's
-    drafter notes drafts that a GPU is still computing. rotary: see `make_drafter`."""
+    `reading` what it reads. most: drafts of a step; None: as many as the router grants. late, keeping: where
+    small_model's drafter notes drafts that a GPU is still computing, and what it spends without drafts. rotary:
+    see `make_drafter`."""
     drafts = drafts_of(config)
     if drafts is None:
         return None
-    keeping = Keeping()
+    keeping = Keeping() if keeping is None else keeping
     drafter = partial(
         make_drafter,
         drafts=drafts,

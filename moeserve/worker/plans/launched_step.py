@@ -30,7 +30,6 @@ class LaunchedStep:
     draft_ms: float = 0.0  # StepResult.draft_ms
     draft_read_ms: float = 0.0
     lagging_rows: list[int] = field(default_factory=list)
-    launched: float = 0.0  # time when its layers were launched
     is_launched: bool = False  # True: all of it is launched; False: all but the sampling
     pending: slice | None = None  # the group of sampled rows whose tokens are not read yet
 
@@ -48,23 +47,23 @@ class LaunchedStep:
             layout.sampled_slots, layout.sampled_rows, layout.sampled_positions, none, places[None]
         )
 
-    def times(self, ended: float, last_ended: float, device_ms: float, late_ms: float | None) -> StepTimes:
+    def times(
+        self, ended: float, last_ended: float, device_ms: float, layers_ms: float, late_ms: float | None
+    ) -> StepTimes:
         """Returns the step's durations. ended, last_ended: when this step and the one before it ended, by the clock of
-        `started`. device_ms: `Engine.finish`. late_ms: how long the drafts took on the device while the host launched
-        the step; None if they were made before."""
+        `started`. device_ms, layers_ms: `Engine.finish`, `Engine.layers_ms`. late_ms: how long the drafts took on the
+        device, if the host did something else meanwhile; else None."""
         idle_ms = max(0.0, self.started - last_ended) * 1e3
         if not device_ms:
             # The host may have been launching this step when the one before it ended.
             return StepTimes((ended - max(self.started, last_ended)) * 1e3, idle_ms, self.draft_ms)
         if self.drafted is None:
             return StepTimes(device_ms, idle_ms, self.draft_ms)
-        # A step with drafts is launched when the tokens before it are known, so the device waits for the host.
-        compute_ms = (ended - self.started) * 1e3
-        before, after = (self.launched - self.started) * 1e3, max(compute_ms - device_ms, 0.0)
-        if late_ms is None:
-            return StepTimes(compute_ms, idle_ms, self.draft_ms, max(before - self.draft_ms, 0.0) + after)
-        waits_ms = self.draft_ms + max(before - self.draft_ms - late_ms, 0.0) + after
-        return StepTimes(compute_ms, idle_ms, late_ms, waits_ms)
+        # Its layers are launched when the tokens before it are known, so the device waits for the host, whenever it
+        # neither drafts nor computes them. Late drafts may have begun behind the step before, while the host read that
+        # step's tokens; these steps' waits then have as much less in the one as more in the other.
+        compute_ms, draft_ms = (ended - self.started) * 1e3, self.draft_ms if late_ms is None else late_ms
+        return StepTimes(compute_ms, idle_ms, draft_ms, max(compute_ms - draft_ms - layers_ms, 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,11 +287,19 @@ class GpuDecoder:
         last, norm = self.num_layers - 1, self._weights.output_norm
         if isinstance(norm, GpuStreams):
             self._ffn.complete(last, s, batch.count)
-        if self.next_token is not None:
-            self.next_token.take_step(batch, partial(self._ffn.add_and_norm, last, s))
         if self.stage is not None:
             self._ffn.add_and_norm(last, s, norm, batch.count, s.y, None)  # only to complete x
             self.stage.end(part, s.x)
+
+    def begin_keeping(self) -> None:
+        """Prepares the capture of `keep_up`, which follows replays of steps."""
+        self._ffn.ram.assume_graph()
+
+    def keep_up(self, batch: GpuBatch) -> None:
+        """Launches what the block that drafts computes behind the last `forward`: `GpuDraftingBlock.take_step`."""
+        assert self.next_token is not None
+        s = self._spaces[len(batch.token_ids)]
+        self.next_token.take_step(batch, partial(self._ffn.add_and_norm, self.num_layers - 1, s))
 
     @property
     def has_head(self) -> bool:

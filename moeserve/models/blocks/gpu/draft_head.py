@@ -72,7 +72,7 @@ class GpuDraftHeadBlock(GpuDraftingBlock):
         head, by number of rows. taps: the decoder's copies of the residual."""
         w, own, device = head.weights, head.shape.own, sizes.slots_ahead.device
         sizes = replace(sizes, floats=head_floats(device))
-        self._head, self._w, self._kv, self._taps = head.shape, w, head.kv, taps
+        self._head, self._w, self._taps = head.shape, w, taps
         embedding, output = w.embedding or weights.embedding, w.output or weights.output
         assert embedding is not None
         assert output is not None
@@ -85,7 +85,7 @@ class GpuDraftHeadBlock(GpuDraftingBlock):
         )
         norms = JoinNorms(w.token_norm, w.state_norm, own.rms_eps)
         is_float = has_float_weights(replace(weights, layers=[w.layer]))
-        super().__init__(own, matrices, norms, sizes, float_weights=is_float)
+        super().__init__(own, matrices, norms, sizes, head.kv, float_weights=is_float)
         sums = GpuSums(None, [None], None)
         forms = forms_of(own, head.max_model_len, device, w.rope_factors)
         self._attention = GpuAttentionBlock(own.rms_eps, sizes.slots_ahead, forms)

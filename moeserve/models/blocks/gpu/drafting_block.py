@@ -1,8 +1,9 @@
 """The common part of the two kinds of layers that draft on a GPU: the model's own next-token block and an EAGLE-3 head.
 
-`take_step` is a part of each step: it computes the keys and values of the step's rows, whose tokens are all known, and
-keeps each request's last hidden state. `link` computes one draft of each row of a chain; its token is the row's next
-input, so that a chain needs nothing from the host. `place_drafts` hands the drafts to the step that verifies them.
+`take_step` keeps up with a step: it computes the keys and values of the step's rows, whose tokens are all known, and
+keeps each request's last hidden state. `clear_rows` stands in its place where the block need not keep up. `link`
+computes one draft of each row of a chain; its token is the row's next input, so that a chain needs nothing from the
+host. `place_drafts` hands the drafts to the step that verifies them.
 These methods only launch kernels, so a CUDA graph can capture them.
 """
 
@@ -30,6 +31,7 @@ from moeserve.kernels.next_token.op import (
     SampledStep,
     StepStates,
     block_places,
+    clear_rows,
     draft_of,
     join_rows,
     join_step,
@@ -39,6 +41,7 @@ from moeserve.kernels.next_token.op import (
     start_after_step,
 )
 from moeserve.kernels.planes import Planes
+from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.gpu.chain_inputs import ALIGN, ChainInputs
 from moeserve.models.blocks.gpu.head_product import GpuHead, HeadProduct
 from moeserve.models.blocks.gpu.linear import multiply
@@ -90,12 +93,13 @@ class GpuDraftingBlock(ABC):
         matrices: BlockMatrices,
         norms: JoinNorms,
         sizes: BlockSizes,
+        kv: KvLayer,
         *,
         float_weights: bool,
     ) -> None:
-        """own: the shape of the layer, as a model of one layer. norms: the norms of its inputs. float_weights: whether
-        the layer's weights are not quantised."""
-        self._shape, self._matrices, self._norms = own, matrices, norms
+        """own: the shape of the layer, as a model of one layer. norms: the norms of its inputs. kv: its KV.
+        float_weights: whether the layer's weights are not quantised."""
+        self._shape, self._matrices, self._norms, self._kv = own, matrices, norms, kv
         slots_ahead, max_rows, floats = sizes.slots_ahead, sizes.max_rows, sizes.floats
         self._slots_ahead = slots_ahead
         device, hidden = slots_ahead.device, own.hidden_size
@@ -135,7 +139,7 @@ class GpuDraftingBlock(ABC):
         """Launches the layer for rows whose inputs `_joined` has, and the norm before the head into `final`. states:
         the states before the rows, float32 [n, hidden], which become those of the next rows."""
 
-    # ---------------------------------------------------------------- in each step
+    # ---------------------------------------------------------------- behind each step
 
     def take_step(self, batch: GpuBatch, add_and_norm: AddAndNorm) -> None:
         """Launches the keys and values of the step's rows, and keeps the requests' last states."""
@@ -151,6 +155,10 @@ class GpuDraftingBlock(ABC):
             rotary = None if batch.rotary_before is None else batch.rotary_before[rows]
             self._store(places, rows, step, count, rotary)
         keep_step(step, self._kept)
+
+    def clear_rows(self, batch: GpuBatch) -> None:
+        """Launches the zeroing of the step's KV slots, which have the rows of other requests."""
+        clear_rows(self._kv.tensors, batch.kv_slots, batch.count)
 
     def _parts(self, size: int, count: Tensor) -> list[tuple[slice, Tensor]]:
         """Launches the division of a step into parts of at most `_rows_at_once` rows. Returns these and the number of

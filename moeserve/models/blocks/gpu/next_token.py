@@ -49,7 +49,7 @@ class GpuNextTokenBlock(GpuDraftingBlock):
         matrices = BlockMatrices(weights.embedding, own.embedding_scale, weights.output, heads)
         norms = JoinNorms(self._w.token_norm, self._w.state_norm, shape.rms_eps)
         is_float = has_float_weights(replace(weights, layers=[layer]))
-        super().__init__(own, matrices, norms, sizes, float_weights=is_float)
+        super().__init__(own, matrices, norms, sizes, kv, float_weights=is_float)
         sums, slots_ahead = GpuSums(None, [None], None), sizes.slots_ahead
         self._ffn = GpuFfnBlock(own, [layer], slots_ahead.device, None, None, None, sums)
         self._layers = GpuLayers(

@@ -61,6 +61,11 @@ class RamShare:
             assert self.handoff is not None
             self.handoff.begin()
 
+    def assume_graph(self) -> None:
+        """Sets `pool_works` as it is in a replay, and starts nothing: for a graph of what follows a step."""
+        self.streamed = [0] * len(self._prefill)
+        self.pool_works = self.handoff is not None and self.streamed != self._num_in_ram
+
     def check(self) -> None:
         """Checks whether the CPU has computed its part of the step; to be called after each step. Raises HandoffError
         if the CPU failed; the step's results are then invalid."""

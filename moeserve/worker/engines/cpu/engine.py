@@ -206,6 +206,10 @@ class CpuEngine:
         self._stream.wait()  # for steps without logits
         return 0.0
 
+    @property
+    def layers_ms(self) -> float:
+        return 0.0
+
     def forget(self, layout: StepLayout) -> None:
         self._model.forget(layout.kv_slots.tolist(), layout.window_slots.tolist() or None)
         self._stream.wait()

@@ -36,6 +36,7 @@ from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
 from moeserve.worker.engines.gpu.next_token_chain import NextTokenChain
 from moeserve.worker.engines.gpu.sampler import GpuSampler
 from moeserve.worker.engines.gpu.step_launcher import StepLauncher
+from moeserve.worker.engines.gpu.steps.block_steps import BlockSteps
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
 from moeserve.worker.engines.gpu.steps.inputs_maker import inputs_maker
@@ -45,7 +46,7 @@ from moeserve.worker.engines.gpu.steps.prompt_tiles import tiles_of
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.gpu.steps.step_completion import StepCompletion
 from moeserve.worker.engines.gpu.steps.step_facts import step_facts
-from moeserve.worker.engines.gpu.steps.step_path import StepFacts, StepShape, padded_size
+from moeserve.worker.engines.gpu.steps.step_path import StepFacts, StepShape, graph_keys, padded_size
 from moeserve.worker.engines.gpu.steps.step_paths import StepPaths
 from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
 from moeserve.worker.engines.gpu.warm_up import WarmUp
@@ -123,8 +124,11 @@ class GpuEngine:
         # Drafts by the model's next-token block; None: it has none, or it must not draft.
         block = model.next_token
         self.next_token_chain: NextTokenChain | None = None
+        self.block_steps: BlockSteps | None = None
         if block is not None:
             self.next_token_chain = NextTokenChain(block, model.device, max_num_seqs, self._sampled_step)
+            captured = sorted({key.size for key in graph_keys(facts)})
+            self.block_steps = BlockSteps(model, self._inputs, captured)
         self._launcher = StepLauncher(
             *(model, self._inputs, self._graphs, self.micro_batches, chunk_tiles),
             self._sampler.tokens,
@@ -132,11 +136,13 @@ class GpuEngine:
             self._done.wait,
             expert_cache,
             self.next_token_chain,
+            self._done.mark_layers,
+            self.block_steps,
         )
         kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, facts, self._drafted)
         self.warm_up = WarmUp(
             *(self._graphs, kernels.launch_all, facts, self.micro_batches, expert_cache),
-            self.next_token_chain,
+            [part for part in (self.block_steps, self.next_token_chain) if part is not None],
         )
         self.dummy_steps = DummySteps(
             model,
@@ -290,16 +296,16 @@ class GpuEngine:
     def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
         if self._model.has_state_drafts:
             self._drafted.commit_states(layout, self._state_slots, accepted)
+        if self._cpu_stage is not None and layout.drafted is not None:
+            moved = accepted > 0
+            columns = self._state_slots, first_drafts(layout.drafted), accepted
+            self._cpu_stage.commit_states(*(column[moved] for column in columns))
 
     def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
         assert self._rows is not None
         self._choice.launch(self._rows, slots, masks)
 
     def sampled(self) -> tuple[Int32s, list[TokenLogprob | None]]:
-        if self._cpu_stage is not None and layout.drafted is not None:
-            moved = accepted > 0
-            columns = self._state_slots, first_drafts(layout.drafted), accepted
-            self._cpu_stage.commit_states(*(column[moved] for column in columns))
         return self._choice.read()
 
     def mark_end(self) -> None:
@@ -319,6 +325,10 @@ class GpuEngine:
         interval_ms = self._done.finish()
         self._model.check()
         return interval_ms
+
+    @property
+    def layers_ms(self) -> float:
+        return self._done.layers_ms
 
     def forget(self, layout: StepLayout) -> None:
         slots = layout.kv_slots.tolist(), layout.window_slots.tolist() or None

@@ -14,6 +14,7 @@ from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.observer import LayerObserver
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
 from moeserve.worker.engines.gpu.next_token_chain import NextTokenChain
+from moeserve.worker.engines.gpu.steps.block_steps import BlockSteps
 from moeserve.worker.engines.gpu.steps.cuda_graphs import Launches
 from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
 from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches, TilesOf
@@ -39,10 +40,13 @@ class StepLauncher:
         until_ended: Callable[[], None],
         expert_cache: ExpertCache | None,
         chain: NextTokenChain | None = None,
+        mark_layers: Callable[[], None] = lambda: None,
+        block: BlockSteps | None = None,
     ) -> None:
         """inputs: by step size. tiles_of: tiles of prompt chunks, see `GpuEngine`. sampled, from_first: see
         `StepInputs.copy`. until_ended: waits for the running step. expert_cache: None if experts do not move.
-        chain: of drafts by the model's own block; None: it has none."""
+        chain: of drafts by the model's own block; None: it has none. mark_layers: called where the layers of a step
+        with drafts begin. block: what the block that drafts computes behind a step; None: there is none."""
         self._model = model
         self._inputs = inputs
         self._graphs = graphs
@@ -52,6 +56,8 @@ class StepLauncher:
         self._until_ended = until_ended
         self.expert_cache = expert_cache
         self._place_drafts = None if chain is None else chain.place
+        self._mark_layers = mark_layers
+        self._block = block
 
     def launch(
         self,
@@ -71,9 +77,11 @@ class StepLauncher:
         replay = self._replay_of(path, layout, sequences)
         if replay is None:
             self._launch_eager(path, layout, sequences, observer, embedded)
-            return False
-        self._launch_graph(path, layout, sequences, replay, embedded)
-        return path.graph is not None and path.graph.has_head
+        else:
+            self._launch_graph(path, layout, sequences, replay, embedded)
+        if self._block is not None:
+            self._block.launch(path.size, is_replayed=replay is not None)
+        return replay is not None and path.graph is not None and path.graph.has_head
 
     def _replay_of(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> Launches | None:
         if path.graph is None:
@@ -134,6 +142,8 @@ class StepLauncher:
             tokens = np.maximum(sequences.tokens[layout.sequence, layout.position], 0)
             previous = sequences.previous(layout, ngrams.hashes.size - 1)
             self._model.place_ngrams(inputs.size, tokens, previous)
+        if has_drafts:
+            self._mark_layers()
 
     def _tiles(self, path: StepPath, layout: StepLayout) -> list[Int32s]:
         """Returns the tiles of the prompt chunks, for each of the model's attention forms."""

@@ -11,6 +11,7 @@ from moeserve.kernels.launch import compile_ahead, first_launches
 from moeserve.models.loading.progress import CAPTURING, COMPILING, OnProgress
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
 from moeserve.worker.engines.gpu.next_token_chain import NextTokenChain
+from moeserve.worker.engines.gpu.steps.block_steps import BlockSteps
 from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
 from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches
 from moeserve.worker.engines.gpu.steps.step_path import StepFacts, decode_sizes_in_parts
@@ -30,16 +31,16 @@ class WarmUp:
         facts: StepFacts,
         micro_batches: MicroBatches | None,
         expert_cache: ExpertCache | None,
-        chain: NextTokenChain | None = None,
+        drafting: Sequence[BlockSteps | NextTokenChain] = (),
     ) -> None:
-        """launch_all_kernels: launches all kernels that steps of these sizes can need. chain: of drafts, by the model's
-        own block."""
+        """launch_all_kernels: launches all kernels that steps of these sizes can need. drafting: the parts of the block
+        that drafts; none without one."""
         self._graphs = graphs
         self._launch_all_kernels = launch_all_kernels
         self._facts = facts
         self._micro_batches = micro_batches
         self._expert_cache = expert_cache
-        self._chain = chain
+        self._drafting = drafting
         self._pieces: Iterator[None] = iter(())
         self._steps = 0
 
@@ -50,8 +51,8 @@ class WarmUp:
             self._launch_all_kernels(self._facts.sizes)
             if self._expert_cache is not None:
                 self._expert_cache.compile()
-            if self._chain is not None:
-                self._chain.compile()
+            for part in self._drafting:
+                part.compile()
 
     def capture(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
         """Captures the CUDA graphs; a second call captures them anew."""
@@ -63,17 +64,17 @@ class WarmUp:
             self._micro_batches.capture(decode_sizes_in_parts(self._facts), self._graphs.logits)
         if self._expert_cache is not None:
             self._expert_cache.capture()
-        if self._chain is not None:
-            self._chain.capture()
+        for part in self._drafting:
+            part.capture()
 
     def put_off(self) -> None:
         """Postpones the warm-up to calls of `go_on`, except the parts that the first step needs."""
         if self._expert_cache is not None:
             with compile_ahead():
                 self._expert_cache.compile()
-        if self._chain is not None:
+        for part in self._drafting:
             with compile_ahead():
-                self._chain.compile()
+                part.compile()
         self._graphs.plan()
         self._capture_others()
         self._pieces = self._in_pieces()

@@ -103,6 +103,7 @@ def load_gpu_runner(
             small_model=_block_drafter(loaded, least_probability(config), late),
             most=loaded.most_drafts,
             late=late,
+            keeping=None if loaded.engine.block_steps is None else loaded.engine.block_steps.keeping,
         ),
         loaded.disk,
     )
@@ -113,14 +114,16 @@ def _block_drafter(
 ) -> Callable[[Sequences], Drafter] | None:
     """Returns the maker of the drafter of the model's own block or of its head; None if there is none. least: the
     probability that a draft needs. late: where the drafter notes drafts that a step need not wait for."""
-    chain = loaded.engine.next_token_chain
-    if chain is None:
+    chain, steps = loaded.engine.next_token_chain, loaded.engine.block_steps
+    if chain is None or steps is None:
         return None
     # If the host must know a step's tokens, it waits for the drafts.
     late_drafts = late if loaded.engine.runs_ahead else None
     # A head rotates by the tokens' numbers.
     rotary = loaded.rotary if chain.has_sections else None
-    return lambda sequences: GpuNextTokenDrafter(sequences, chain, least, late_drafts, rotary)
+    return lambda sequences: GpuNextTokenDrafter(
+        *(sequences, chain, least, late_drafts, rotary, steps.keeping)
+    )
 
 
 def gpu_constraints(

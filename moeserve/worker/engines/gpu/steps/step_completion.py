@@ -19,15 +19,24 @@ class StepCompletion:
     def __init__(self, device: torch.device, head_rows: int, *, yields: bool) -> None:
         self._is_gpu = device.type == "cuda"
         self._tokens = torch.empty(head_rows, dtype=torch.int32, pin_memory=self._is_gpu)
-        made = (torch.cuda.Event(enable_timing=True, blocking=yields) for _ in range(2 * self._is_gpu))
-        self._ends = list(made)  # the end of this step; the end of the previous one or this one's start
-        self._has_before = False
+        made = (torch.cuda.Event(enable_timing=True, blocking=yields) for _ in range(3 * self._is_gpu))
+        # the end of this step; the end of the previous one or this one's start; where this step's layers begin
+        self._ends = list(made)
+        self._has_before = self._has_layers = False
+        self.layers_ms = 0.0
 
     def begin(self) -> None:
         """Marks the start of a step while none is in progress; its duration counts from here."""
         if self._is_gpu:
             self._ends[1].record()
             self._has_before = True
+
+    def mark_layers(self) -> None:
+        """Marks the beginning of a step's layers: the GPU may have waited for them. Between this and `finish` no other
+        step is launched."""
+        if self._is_gpu:
+            self._ends[2].record()
+            self._has_layers = True
 
     def mark(self) -> None:
         """Marks the end of the work launched so far."""
@@ -46,14 +55,16 @@ class StepCompletion:
 
     def finish(self) -> float:
         """Waits for a step's last mark. Returns its milliseconds by the GPU's clock, from its start or, if launched
-        ahead, from the end of the previous step; 0: unknown. The host's clock would include launching another step."""
+        ahead, from the end of the previous step; 0: unknown. The host's clock would include launching another step.
+        `layers_ms` becomes the part from `mark_layers` on; 0: not marked."""
         self.wait()
         if not self._is_gpu:
             return 0.0
-        end, before = self._ends
+        end, before, layers = self._ends
         interval = float(before.elapsed_time(end)) if self._has_before else 0.0
-        self._ends.reverse()
-        self._has_before = True
+        self.layers_ms = float(layers.elapsed_time(end)) if self._has_layers else 0.0
+        self._ends = [before, end, layers]
+        self._has_before, self._has_layers = True, False
         return interval
 
     def bring(self, tokens: Tensor) -> None:
