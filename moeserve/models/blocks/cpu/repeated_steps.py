@@ -29,6 +29,7 @@ from moeserve.models.latent import AttentionForm
 # A record takes about 0.5 KB for each operation: 5 MB in all for 48 layers. With more rows, launches take a smaller
 # part of a step.
 MOST_ROWS: Final = 16
+MOST_SLOTS: Final = (1 << 31) - 1
 
 
 class PlanKinds(NamedTuple):
@@ -65,14 +66,18 @@ class RepeatedSteps:
         self._num_positions = min(len(form.cos) for form in forms.values())
         slots: dict[bool, list[int]] = {False: [], True: []}
         for layer, pool in zip(shape.layers, kv, strict=False):
-            if layer.attention is not None and pool.num_slots:  # a layer that reads another's keys has none
+            # A layer that reads another's keys has none.
+            if layer.attention is not None and pool.num_slots and pool.block == 1:
                 is_windowed = isinstance(layer.attention, AttentionShape) and layer.attention.window > 0
                 slots[is_windowed].append(pool.num_slots)
         every = slots[False] + slots[True]
-        self._num_slots = min(every)
+        self._num_slots = min(every, default=MOST_SLOTS)
         # Where windowed layers have slots of their own.
-        self._num_full_slots = min(slots[False] or every)
-        self._num_window_slots = min(slots[True] or every)
+        self._num_full_slots = min(slots[False] or every, default=MOST_SLOTS)
+        self._num_window_slots = min(slots[True] or every, default=MOST_SLOTS)
+        # Where only the slots of blocks' last tokens have rows: their number, by the tokens of a block.
+        blocks = {pool.block for pool in kv} - {1}
+        self._entry_rows = {b: min(pool.num_slots for pool in kv if pool.block == b) for b in blocks}
         self._has_states = len(states) > 0
         self._num_states = min((len(layer.states) for layer in states), default=0)
         self._ids, self._positions, self._kv_slots, self._windows, self._state_slots = (
@@ -106,6 +111,10 @@ class RepeatedSteps:
         stream.put_ids("position", batch.positions, self._positions, self._num_positions)
         num_slots = self._num_slots if windows is None else self._num_full_slots
         stream.put_ids("KV slot", batch.kv_slots, self._kv_slots, num_slots)
+        for block, rows in self._entry_rows.items():
+            ends = batch.kv_slots[(batch.positions + 1) % block == 0]
+            if len(ends) and int(ends.max()) >= rows:
+                raise IndexError(f"an entry's KV slot {int(ends.max())} is not in [0, {rows})")
         if windows is not None:
             stream.put_ids("KV slot", windows, self._windows, self._num_window_slots)
             windows = self._windows[:n]
