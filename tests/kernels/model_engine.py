@@ -18,7 +18,9 @@ from moeserve.kernels.disk_experts import Reading
 from moeserve.kernels.stream_operands import StateSequences
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import FLOAT16, KvDtype, KvLayout
+from moeserve.kv.slot_kinds import slot_kinds
 from moeserve.kv.states import StateCache
+from moeserve.messages.slot_kinds import SlotKind, first_slots, kind_of
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts, has_experts_on_disk
 from moeserve.models.blocks.cpu.workspace import CpuBatch
@@ -55,9 +57,11 @@ class Engine:
         drafts: bool = False,
         slots: int | None = None,
         repeats_steps: bool = False,
+        slots_by_kind: bool = False,
     ) -> None:
         """drafts: with the model's next-token block. slots: of each layer's experts in RAM, the others on disk.
-        repeats_steps: see `CpuDecoder`."""
+        repeats_steps: see `CpuDecoder`. slots_by_kind: positions have slots as a router gives them, see
+        `messages/slot_kinds.py`."""
         self.file = open_model(path)  # in place, the weights are in it
         self.config = c = read_shape(self.file)
         if drafts:
@@ -66,7 +70,12 @@ class Engine:
         of_layers = None if slots is None else [slots] * c.num_layers
         weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place, of_layers).load()
         layers = range(len(c.loaded_layers))
-        kv = KvCache(KvLayout(c, kv_dtype), MAX_TOKENS, layers, num_states=2, step_rows=MAX_TOKENS).layers
+        layout = KvLayout(c, kv_dtype)
+        kinds = slot_kinds(layout, MAX_TOKENS, 1) if slots_by_kind else ()
+        self.slots = _slots_by_kind(kinds) if kinds else None
+        self.kv = kv = KvCache(
+            layout, MAX_TOKENS, layers, kinds=kinds, num_states=2, step_rows=MAX_TOKENS
+        ).layers
         states = StateCache(KvLayout(c), 2, range(c.num_layers)).layers
         disk = None
         if has_experts_on_disk(weights.layers):
@@ -88,7 +97,9 @@ class Engine:
         """float32 [len(tokens) - start, vocab]: the prediction at every position from `start` on, of which the earlier
         ones' KV is there. positions: int [3, len(tokens)] of RoPE, by section; None: the tokens' numbers. clears: the
         state is that of a sequence without tokens."""
-        slots = torch.randperm(MAX_TOKENS, generator=torch.Generator().manual_seed(len(tokens))).int()
+        slots = self.slots
+        if slots is None:
+            slots = torch.randperm(MAX_TOKENS, generator=torch.Generator().manual_seed(len(tokens))).int()
         if clears:
             self.model.copy_states(torch.tensor([[-1, STATE_SLOT]], dtype=torch.int32))
         found = []
@@ -139,6 +150,18 @@ class Engine:
             kv_slots=s.slots[s.position : s.position + s.count].clone(),
             states=StateSequences(*(torch.tensor([v], dtype=torch.int32) for v in (0, s.count, STATE_SLOT))),
         )
+
+
+def _slots_by_kind(kinds: list[SlotKind]) -> torch.Tensor:
+    """int32 [MAX_TOKENS]: the slot of each position, the last ones of its kind first."""
+    needed = [kind_of(kinds, position) for position in range(MAX_TOKENS)]
+    first = first_slots(kinds)
+    left = [first[kind] + needed.count(kind) for kind in range(len(first))]
+    slots = []
+    for kind in needed:
+        left[kind] -= 1
+        slots.append(left[kind])
+    return torch.tensor(slots, dtype=torch.int32)
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,24 @@ def test_ids_out_of_range_are_refused() -> None:
     assert torch.equal(engine.logits(tokens, 1), expected)
 
 
+@pytest.mark.parametrize("model", family_models("deepseek4"), ids=lambda model: model.stem)
+def test_slots_of_blocks_ends_as_a_router_gives_them(model: Path) -> None:
+    """Only they have rows for entries; the slots of other positions have larger numbers."""
+    expected = in_steps(Engine(stream_of(ISAS[-1]), model))
+    stream = Counting(2, ISAS[-1])
+    engine = Engine(stream, model, repeats_steps=True, slots_by_kind=True)
+    assert all(torch.equal(a, b) for a, b in zip(in_steps(engine), expected, strict=True))
+    assert stream.repeats > 20
+    assert engine.slots is not None
+    at = max(layer.block for layer in engine.kv) - 1
+    batch = engine._batch([1], Sequence(0, 1, at, engine.slots))
+    rows = min(layer.num_slots for layer in engine.kv if layer.block > at)
+    batch.kv_slots[0] = rows
+    with pytest.raises(IndexError, match=rf"entry's KV slot {rows} is not in \[0, {rows}\)"):
+        engine.model.forward(batch)
+    stream.wait()
+
+
 def test_put_ids_copies_all_or_nothing() -> None:
     target = torch.full((4,), 9, dtype=torch.int32)
     CpuStream.put_ids("row", torch.tensor([1, 0], dtype=torch.int32), target, 2)

@@ -26,7 +26,8 @@ from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm
 
-# A record takes about 0.5 KB for each operation: 5 MB in all for 48 layers. With more rows, launches take a smaller
+# A record takes about 0.5 KB for each operation: for 48 layers 5 MB in all, and as much for each `PlanKinds` that
+# occurs: at most three with one rule of choice, four with compressed attention. With more rows, launches take a smaller
 # part of a step.
 MOST_ROWS: Final = 16
 MOST_SLOTS: Final = (1 << 31) - 1
