@@ -16,6 +16,7 @@ import zmq.asyncio
 from fastapi import FastAPI
 
 from moeserve.config import ServerConfig
+from moeserve.config.speculative import num_drafts
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app, build_probe_app
 from moeserve.httpserver.batches.line_request import LineAnswerer
@@ -83,7 +84,12 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     name, *aliases = (config.served_model_name or Path(config.model).stem).split(",")
     most_adapters = 0 if config.lora_dir is None else config.max_loras or DEFAULT_MOST
     metrics = Metrics(
-        name, config.kv_events_block_size, config.kv_cache_dtype, most_adapters, process.paths.directory
+        name,
+        config.kv_events_block_size,
+        config.kv_cache_dtype,
+        most_adapters,
+        process.paths.directory,
+        most_drafts=num_drafts(config),
     )
     engine = EngineClient(
         to_router,

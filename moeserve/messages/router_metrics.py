@@ -17,7 +17,8 @@ STEP_BOUNDS_MS: Final = (
 )
 IDLE_BOUNDS_MS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
 
-ACCEPTED_BOUNDS: Final = tuple(range(16))  # drafts of a row; it has 16 at most
+# Drafts of a row: up to MOST_DRAFTS of the configuration (test_accepted_drafts_by_position compares them).
+ACCEPTED_BOUNDS: Final = tuple(range(16))
 
 
 def _steps() -> HistogramCounts:

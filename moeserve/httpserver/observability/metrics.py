@@ -64,10 +64,12 @@ class Metrics:
         cache_dtype: str = "auto",
         max_adapters: int = 0,
         directory: Path | None = None,
+        *,
+        most_drafts: int = 0,
     ) -> None:
         """block_size: tokens of a block, vLLM's unit for the KV cache. cache_dtype: --kv-cache-dtype. max_adapters: the
         most adapters at once with --lora-dir, else 0. directory: files in it keep the counters for the httpserver
-        after this one; None: they are not kept."""
+        after this one; None: they are not kept. most_drafts: of a row."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.model_name = model_name
         self.totals = LoadTotals(None if directory is None else directory / TOTALS_FILE)
@@ -77,7 +79,9 @@ class Metrics:
         self._kept = KeptCounters(self._registry, None if directory is None else directory / COUNTERS_FILE)
         self._shown = CollectorRegistry(auto_describe=False)
         self._shown.register(self.reported)
-        self._shown.register(VllmCollector(self.reported, model_name, block_size, cache_dtype, max_adapters))
+        self._shown.register(
+            VllmCollector(self.reported, model_name, block_size, cache_dtype, max_adapters, most_drafts)
+        )
         ProcessCollector(registry=self._shown)
         self._shown.register(self._kept)
         build = Info(

@@ -57,14 +57,22 @@ class VllmCollector(Collector):
     """Metrics of vLLM's that have no counterpart under `moeserve:`."""
 
     def __init__(
-        self, load: LoadCollector, model_name: str, block_size: int, cache_dtype: str, max_adapters: int
+        self,
+        load: LoadCollector,
+        model_name: str,
+        block_size: int,
+        cache_dtype: str,
+        max_adapters: int,
+        most_drafts: int,
     ) -> None:
-        """block_size: tokens of a block, vLLM's unit for the KV cache. max_adapters: 0 without --lora-dir."""
+        """block_size: tokens of a block, vLLM's unit for the KV cache. max_adapters: 0 without --lora-dir. most_drafts:
+        of a row."""
         self._load = load
         self._model_name = model_name
         self._block_size = block_size
         self._cache_dtype = cache_dtype
         self._max_adapters = max_adapters
+        self._most_drafts = most_drafts
 
     def collect(self) -> Iterable[Metric]:
         yield self._cache()
@@ -84,8 +92,8 @@ class VllmCollector(Collector):
         return info
 
     def _accepted(self) -> Metric:
-        """Returns how often the draft at each position, from 0, was right with all before it. Positions at which none
-        was are left out."""
+        """Returns how often the draft at each position, from 0, was right with all before it: 0 too, so that a
+        dashboard's rates by position begin with the server."""
         counter = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Drafted tokens that were kept, by position in their draft; see moeserve:spec_decode_accepted_length.",
@@ -93,7 +101,8 @@ class VllmCollector(Collector):
         )
         counts = self._load.load.accepted_lengths.counts
         for position in range(len(counts) - 1):
-            if accepted := sum(counts[position + 1 :]):
+            accepted = sum(counts[position + 1 :])
+            if accepted or position < self._most_drafts:
                 counter.add_metric([self._model_name, str(position)], accepted)
         return counter
 

@@ -185,7 +185,7 @@ def test_metrics_under_vllm_s_names() -> None:
 def test_accepted_drafts_by_position() -> None:
     """ggml-org/llama.cpp#24536: of rows of one to three drafts, some were kept."""
     assert len(ACCEPTED_BOUNDS) == MOST_DRAFTS
-    metrics = Metrics("m")
+    metrics = Metrics("m", most_drafts=5)
     for kept in (0, 1, 3, 3):
         metrics.reported.load.accepted_lengths.add(kept)
     lines = metrics.render()[0].decode().splitlines()
@@ -194,7 +194,7 @@ def test_accepted_drafts_by_position() -> None:
     ]
     assert [line.partition("{")[2] for line in per_position] == [
         f'model_name="m",position="{position}"}} {count}'
-        for position, count in enumerate(("3.0", "2.0", "2.0"))
+        for position, count in enumerate(("3.0", "2.0", "2.0", "0.0", "0.0"))
     ]
     assert 'moeserve:spec_decode_accepted_length_sum{model_name="m"} 7.0' in lines
 
