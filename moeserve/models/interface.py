@@ -112,7 +112,7 @@ class ModelShape:
     drafts_before_norm: bool = False  # that block reads states before the last norm, its own as well
     embedding_scale: float = 1.0
     norms_embeddings: bool = False  # embeddings are RMS-normalised, without weights
-    post_norm_eps: float | None = None  # of norms behind blocks; None: rms_eps
+    post_norm_eps: float | None = None  # of post-norms; None: rms_eps
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
     rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width
@@ -143,7 +143,7 @@ class ModelShape:
 
     @property
     def eps_of_post_norms(self) -> float:
-        """The epsilon of norms behind blocks."""
+        """The epsilon of post-norms."""
         return self.rms_eps if self.post_norm_eps is None else self.post_norm_eps
 
     @property

@@ -76,7 +76,7 @@ def test_places() -> None:
 
 
 def test_cleared_rows() -> None:
-    """Of two tensors, the rows of valid slots; -1 is none."""
+    """The rows of valid slots are cleared in two tensors; -1 is no slot."""
     wide, narrow = normal(6, 2, HIDDEN).half(), normal(6, 3).half()
     expected = [wide.clone(), narrow.clone()]
     for tensor in expected:

@@ -1,4 +1,4 @@
-"""What layers with norms behind their blocks ask of Triton's kernels beside the others', against the references."""
+"""What layers with post-norms ask of Triton's kernels beside the others', against the references."""
 
 from __future__ import annotations
 
@@ -89,20 +89,20 @@ def test_the_sum_of_what_the_pool_has_alone() -> None:
 @pytest.mark.parametrize(("factor", "post_norm_eps"), [(None, 0.3), (0.7, None)])
 def test_blocks_without_normalised_parts(factor: float | None, post_norm_eps: float | None) -> None:
     """The feed-forward's input, with the router's the same in float32; then what it adds, as the sum of its parts."""
-    behind = EPS if post_norm_eps is None else post_norm_eps
+    post_eps = EPS if post_norm_eps is None else post_norm_eps
     x, attended, parts = normal(2, COLS), normal(2, COLS, seed=1), normal(2, 2, COLS, seed=2)
     weights = normal(4, COLS, seed=3)
     mine, y, exact = x.clone().to(DEVICE), guarded(2, COLS), torch.empty(2, COLS, device=DEVICE)
     scale = None if factor is None else torch.tensor([factor], device=DEVICE)
     norms = SandwichNorms(*(w.to(DEVICE) for w in weights[:3]), factor=scale, post_norm_eps=post_norm_eps)
     sandwich_inputs(mine, attended.to(DEVICE), norms, counter(2), EPS, y, exact, None)
-    expected = x.double() + norm(attended, weights[0], behind)
+    expected = x.double() + norm(attended, weights[0], post_eps)
     check_norm(y, norm(expected, weights[1], EPS), 2)
     assert nmse(exact.cpu(), norm(expected, weights[1], EPS)) < 1e-12
     sandwich_sum(
         mine, None, parts.to(DEVICE), None, None, None, None, counter(2), norms, weights[3].to(DEVICE), EPS, y
     )
-    expected = (expected + norm(parts.sum(1), weights[2], behind)) * (factor or 1.0)
+    expected = (expected + norm(parts.sum(1), weights[2], post_eps)) * (factor or 1.0)
     check_norm(y, norm(expected, weights[3], EPS), 2)
     assert nmse(mine.cpu(), expected) < 1e-12
 

@@ -1,4 +1,4 @@
-"""The clocks of a host and of a GPU that computes behind it, for an engine under Triton's interpreter, which does at
+"""The clocks of a host and of a GPU that computes after it, for an engine under Triton's interpreter, which does at
 once what is launched: its links of a chain and its steps take so long on the GPU, and the host's work on the host."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GpuClock:
         placing_ms: float,
     ) -> None:
         """The GPU takes link_ms for a draft of each request, and layers_ms for a step's layers. The host takes
-        reading_ms behind a step's tokens, and placing_ms before the next one's layers."""
+        reading_ms after a step's tokens, and placing_ms before the next one's layers."""
         self.host = self.gpu = 0.0
         self.results: list[StepResult] = []
         engine, rows = runner.engine, runner._drafts
@@ -71,7 +71,7 @@ class GpuClock:
     def _add(
         self, monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, on_host: float, on_gpu: float
     ) -> None:
-        """Lets a method take this time behind what it does."""
+        """Lets a method take this time after what it does."""
         inner = getattr(owner, method)
 
         def timed(*args: Any, **more: Any) -> Any:

@@ -64,7 +64,7 @@ class SandwichWorkspace:
     """Additional buffers of blocks between two norms."""
 
     def __init__(self, hidden: int, tokens: int, eps: float) -> None:
-        self.eps = eps  # of norms behind blocks
+        self.eps = eps  # of post-norms
         self.block = torch.empty(tokens, hidden)  # output of a block, before its norm
         self.sum = Activations(tokens, hidden, q8=False)  # sum of a feed-forward's parts
 

@@ -296,7 +296,7 @@ class GpuDecoder:
         self._ffn.ram.assume_graph()
 
     def keep_up(self, batch: GpuBatch) -> None:
-        """Launches what the block that drafts computes behind the last `forward`: `GpuDraftingBlock.take_step`."""
+        """Launches what the block that drafts computes after the last `forward`: `GpuDraftingBlock.take_step`."""
         assert self.next_token is not None
         s = self._spaces[len(batch.token_ids)]
         self.next_token.take_step(batch, partial(self._ffn.add_and_norm, self.num_layers - 1, s))

@@ -139,7 +139,7 @@ class GpuDraftingBlock(ABC):
         """Launches the layer for rows whose inputs `_joined` has, and the norm before the head into `final`. states:
         the states before the rows, float32 [n, hidden], which become those of the next rows."""
 
-    # ---------------------------------------------------------------- behind each step
+    # ---------------------------------------------------------------- after each step
 
     def take_step(self, batch: GpuBatch, add_and_norm: AddAndNorm) -> None:
         """Launches the keys and values of the step's rows, and keeps the requests' last states."""

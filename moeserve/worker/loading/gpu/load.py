@@ -157,9 +157,9 @@ def load_gpu_engine(
     buffers = _make_buffers(config, plan, weights, device, ranks)
     embeddings = None if spans is None else RequestEmbeddings(spans, plan.shape)
     engine = _make_engine(config, plan, weights, buffers, device, forced_rows, ranks, embeddings)
-    kept = None
+    stored = None
     if device.type == "cuda" and ranks is None:
-        kept = stored_measurements(
+        stored = stored_measurements(
             config, plan.source, plan.shape, buffers.capacity, plan.max_tokens, engine.description, device
         )
     start.clock.ended("buffers")
@@ -171,7 +171,7 @@ def load_gpu_engine(
         start,
         on_progress,
         ranks,
-        kept,
+        stored,
         before_timing=lambda: buffers.tables.spread_dummy_slot(
             capacity.num_whole_slots, capacity.num_window_slots
         ),

@@ -30,14 +30,15 @@ def start_steps(
     start: Start,
     on_progress: OnProgress,
     ranks: RankGroup | None,
-    kept: StoredMeasurements | None,
+    stored: StoredMeasurements | None,
     *,
     before_timing: Callable[[], None],
     is_gpu: bool,
 ) -> Sequence[MeasuredStep]:
-    """Warms the engine up. Returns the measured step durations; empty if none are known. kept: stored measurements
-    of this engine; None: do not store any. is_gpu: False for Triton's interpreter, whose steps take seconds."""
-    found = None if kept is None else kept.read()
+    """Warms the engine up. Returns the measured step durations; empty if none are known. stored: where earlier
+    starts stored this engine's; None: do not store any. is_gpu: False for Triton's interpreter, whose steps take
+    seconds."""
+    found = None if stored is None else stored.read()
     if found is not None and not start.is_first:
         engine.warm_up.put_off()
     else:
@@ -59,8 +60,8 @@ def start_steps(
     elif is_gpu:
         same = None if ranks is None else ranks.agree
         steps = measure_steps(engine, config.max_num_seqs, max_model_len, same, partial(on_progress, TIMING))
-        if kept is not None:
-            kept.write(steps, calibration)
+        if stored is not None:
+            stored.write(steps, calibration)
     start.clock.ended("timing steps")
     return steps
 
