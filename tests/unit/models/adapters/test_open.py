@@ -42,7 +42,7 @@ def test_a_link_that_leads_out_is_refused_whether_anything_is_there(
     (path / name).symlink_to(outside)
     if not is_there:
         outside.unlink()
-    with pytest.raises(AdapterError, match=f"{name}: is a link that leads out of the folder of --lora-dir"):
+    with pytest.raises(AdapterError, match=f"{name}: .*--lora-dir"):
         open_adapter("x", path, SHAPE, folder)
 
 
@@ -65,7 +65,7 @@ def test_a_part_of_a_split_file_that_leads_out_is_refused(folder: Path) -> None:
     second = first.with_name("x-00002-of-00002.gguf")
     outside = write_gguf(folder.parent / "outside.gguf")
     second.symlink_to(outside)
-    with pytest.raises(AdapterError, match=r"x-00002-of-00002\.gguf: is a link that leads out"):
+    with pytest.raises(AdapterError, match=r"x-00002-of-00002\.gguf: .*--lora-dir"):
         open_adapter("x", first, SHAPE, folder)
 
 
