@@ -46,7 +46,10 @@ def ended(client: anthropic.Anthropic, batch_id: str) -> Any:
 def test_a_batch_is_answered(client: anthropic.Anthropic) -> None:
     import anthropic
 
-    asked = [item(f"r-{i}") for i in range(10)] + [item("wrong", model="claude-0"), item("bad", max_tokens=0)]
+    asked = [item(f"r-{i}") for i in range(10)] + [
+        item("wrong", model="claude-0"),
+        item("bad", max_tokens=-1),
+    ]
     batch = client.messages.batches.create(requests=asked)
     assert batch.processing_status == "in_progress"
     assert batch.request_counts.processing == 12
