@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,18 @@ import pytest
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.httpserver.generation.chat import chat_prompt
+from moeserve.httpserver.generation.chat.chat_formats import formats_of
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.keys import ApiKeys, fault_of
 from moeserve.messages.metric import HistogramCounts
 from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.models.sources.gguf import open_gguf
+from moeserve.tokenizer import ChatRenderer, TextTokenizer
+from tests.conftest import TINY_MODEL
 from tests.support.http_harness import HttpServer, echo, http_server, silence
 from tests.support.waiting import within
 
@@ -87,6 +97,33 @@ def test_requests_carry_the_name_of_their_key_and_their_salt(tmp_path: Path) -> 
             assert client.post("/v1/chat/completions", json=chat, headers=headers).status_code == 200
         seen = [(request.key_name, request.cache_salt) for request in server.requests]
         assert seen == [("alice", "mine"), ("key-1", ""), ("alice", ""), ("key-1", "s")]
+
+
+def test_neither_another_tenant_nor_another_salt_finds_cached_tokens() -> None:
+    """By the time that the encoding takes, it would know that a text was there before."""
+    encoded: list[int] = []
+
+    class Counting(TextTokenizer):
+        def encode_batch(self, texts: Sequence[str], parse_special: bool = True) -> list[list[int]]:
+            encoded.append(sum(map(len, texts)))
+            return super().encode_batch(texts, parse_special)
+
+    gguf = open_gguf(TINY_MODEL)
+    tokenizer = Counting.from_gguf(gguf)
+    renderer = ChatRenderer.from_gguf(gguf, tokenizer.vocabulary)
+    text = ModelText.of(tokenizer, renderer, formats_of(ServerConfig(), tokenizer, *renderer.sources))
+    content = "A tool's description. " * 200
+
+    def is_encoded(tenant: str, salt: str) -> bool:
+        encoded.clear()
+        prompt = ChatPrompt([{"role": "user", "content": content}])
+        asked = Asked(Caller(0.0, tenant=tenant), prompt, cache_salt=salt)
+        asyncio.run(chat_prompt.encode(text, 1 << 16, asked, prompt, None))
+        return sum(encoded) > len(content)
+
+    callers = [("alice", ""), ("alice", "mine"), ("bob", ""), ("bob", "mine"), ("", "")]
+    assert [is_encoded(*caller) for caller in callers] == [True] * 5
+    assert [is_encoded(*caller) for caller in callers] == [False] * 5
 
 
 def test_a_full_queue_is_a_503_with_the_routers_retry_after() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import TextTokenizer, token_cache
-from moeserve.tokenizer.token_cache import MIN_CHARS, TokenCache
+from moeserve.tokenizer.token_cache import ENTRY_TOKENS, MIN_CHARS, TokenCache
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 
 # Byte-level BPE, Gemma's BPE over characters, and one that puts a space before a text, which is not cached.
@@ -84,8 +84,8 @@ def test_what_was_not_used_for_longest_is_dropped() -> None:
     tokenizer = of_model(MODELS["qwen"])
     end = end_of(tokenizer)
     first, second, third = (LONG + str(turn) + end for turn in range(3))
-    size = len(tokenizer.encode(first)) + 16
-    cache = TokenCache(tokenizer, max_tokens=2 * size)
+    size = len(tokenizer.encode(first)) + 16 + ENTRY_TOKENS
+    cache = TokenCache(tokenizer, max_tokens=4 * size)
     for text in (first, second, first, third):
         cache.encode_parts([text], "a")
     tokenizer.characters = 0
@@ -94,6 +94,31 @@ def test_what_was_not_used_for_longest_is_dropped() -> None:
     assert tokenizer.characters == 0
     cache.encode_parts([second], "a")
     assert tokenizer.characters == len(second)
+
+
+def test_a_tenant_drives_out_no_other() -> None:
+    tokenizer = of_model(MODELS["qwen"])
+    end = end_of(tokenizer)
+    cache = TokenCache(tokenizer, max_tokens=6 * (len(tokenizer.encode(LONG + end)) + 16 + ENTRY_TOKENS))
+    cache.encode_parts([LONG + end], "quiet")
+    for turn in range(20):  # each salt is new, too
+        cache.encode_parts([LONG + str(turn) + end], "busy", str(turn))
+    tokenizer.characters = 0
+    cache.encode_parts([LONG + end], "quiet")
+    assert tokenizer.characters == 0
+    for turn in range(20):
+        cache.encode_parts([LONG + end], f"another {turn}")
+    assert sum(part.tokens for part in cache._kept.values()) <= cache._max_tokens
+    assert len(cache._kept) <= 6
+
+
+def test_salts_with_nul_are_apart() -> None:
+    tokenizer = of_model(MODELS["qwen"])
+    cache = TokenCache(tokenizer)
+    cache.encode_parts([LONG + "\0t\0x"], "t", "s")
+    tokenizer.characters = 0
+    cache.encode_parts([LONG], "t", "x\0t\0s")
+    assert tokenizer.characters == len(LONG)
 
 
 def test_no_cut_behind_a_token_that_another_reaches_into() -> None:

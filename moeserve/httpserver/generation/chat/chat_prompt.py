@@ -24,8 +24,7 @@ async def encode(
     503 if no picture can be encoded now. client: None if the model does not see pictures."""
     pieces = await render(text, limit, asked, prompt)
     if not prompt.pictures:
-        owner = f"{asked.caller.tenant}\0{asked.cache_salt}"
-        return ChatTokens(await text.encode_chat(pieces, owner))
+        return ChatTokens(await text.encode_chat(pieces, asked.caller.tenant, asked.cache_salt))
     return await _encode_pictures(text, asked, pieces, client)
 
 

@@ -166,7 +166,7 @@ class ModelText:
         add_special: bool = False,
     ) -> ChatTokens:
         """Tokenizes the pieces that `render_chat` returned, and replaces each picture's mark by the picture. `pictures`
-        maps marks to pictures. add_special: behind the begin-of-text token, if the model expects one. Raises ApiError
+        maps marks to pictures. add_special: after the begin-of-text token, if the model expects one. Raises ApiError
         400 if a mark is missing."""
         assert self.pictures is not None, "the caller knows that the model sees"
         text = "".join(pieces)
@@ -176,10 +176,12 @@ class ModelText:
         begin = self._begun([]) if add_special else []
         return await asyncio.to_thread(self.pictures.encode, self.tokenizer, pieces, pictures, begin)
 
-    async def encode_chat(self, pieces: list[str], owner: str, *, add_special: bool = False) -> list[int]:
-        """Returns the token ids of the pieces that `render_chat` returned, for a conversation without pictures. owner:
-        whose conversations share the cache of tokens, a tenant and its `cache_salt`."""
-        ids = await asyncio.to_thread(self.token_cache.encode_parts, pieces, owner)
+    async def encode_chat(
+        self, pieces: list[str], tenant: str, cache_salt: str = "", *, add_special: bool = False
+    ) -> list[int]:
+        """Returns the token ids of the pieces that `render_chat` returned, for a conversation without pictures. Only
+        conversations of the same tenant and salt share cached tokens."""
+        ids = await asyncio.to_thread(self.token_cache.encode_parts, pieces, tenant, cache_salt)
         return self._begun(ids) if add_special else ids
 
     def token_text(self, token_id: int) -> str:
