@@ -110,7 +110,7 @@ class FrontApplication(FastAPI):
             await self._relay.answer_if_loaded(scope, receive, send, await self._holder(scope))
             return
         body = await request.body()
-        asked = asked_in(path, query, body)
+        asked = await asked_in(path, query, body)
         if path in (LOAD, UNLOAD) and scope["method"] == "POST":
             await self._change_adapters(scope, receive, send, asked, body)
             return

@@ -14,7 +14,7 @@ import msgspec
 
 from moeserve.httpserver.ollama.bodies import served_name
 from moeserve.httpserver.transport.errors import ApiError
-from moeserve.httpserver.transport.lone_surrogates import without_lone_surrogates
+from moeserve.httpserver.transport.lone_surrogates import mend
 
 OLLAMA: Final = "/api/"  # paths that begin so are Ollama's
 STREAM_PATH: Final = "/generate_stream"  # LightLLM's, whose answers are always streams
@@ -48,13 +48,13 @@ class _Body(msgspec.Struct, gc=False):
 _DECODER: Final = msgspec.json.Decoder(_Body)
 
 
-def asked_in(path: str, query: bytes, body: bytes) -> Asked:
+async def asked_in(path: str, query: bytes, body: bytes) -> Asked:
     """Returns the requested model and the form of the answer. An empty body names no model, but the query may. Raises
     ApiError 400 for a body that is not a JSON object."""
     if not body.strip():
         return Asked(_in_query(query))
     try:
-        found = _decoded(body)
+        found = await _decoded(body)
     except msgspec.ValidationError as error:
         if "$.model" in str(error):
             raise ApiError(400, "model: must be a string", param="model", code="invalid_value") from error
@@ -73,7 +73,7 @@ def asked_in(path: str, query: bytes, body: bytes) -> Asked:
     )
 
 
-def _decoded(body: bytes) -> _Body:
+async def _decoded(body: bytes) -> _Body:
     """Raises msgspec.DecodeError, RecursionError and UnicodeDecodeError. Halves of surrogate pairs are no error: the
     model's server replaces them."""
     try:
@@ -82,7 +82,7 @@ def _decoded(body: bytes) -> _Body:
         raise
     except msgspec.DecodeError:
         text = body.decode()
-        mended = without_lone_surrogates(text)
+        mended = await mend(text)
         if mended is text:
             raise
         return _DECODER.decode(mended)

@@ -18,7 +18,7 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from moeserve.httpserver.transport.errors import ApiError
-from moeserve.httpserver.transport.lone_surrogates import without_lone_surrogates
+from moeserve.httpserver.transport.lone_surrogates import mend
 from moeserve.httpserver.transport.request_model import RequestModel
 from moeserve.httpserver.transport.unknown_fields import Dropped, UnknownFields
 from moeserve.httpserver.transport.validation import from_validation
@@ -30,10 +30,10 @@ M = TypeVar("M", bound=RequestModel)
 
 async def read_body(request: Request, model: type[M]) -> M:
     """Parses the request's body. Raises ApiError 400. (413 comes from the middleware that bounds bodies.)"""
-    raw = await request.body()
+    data = await _read(await request.body())
     unknown: UnknownFields = request.app.state.unknown_fields
     with _no_collections(), unknown.dropped_from(model, request.scope) as dropped:
-        return _parsed(raw, model, dropped)
+        return _validated(data, model, dropped)
 
 
 @contextmanager
@@ -47,13 +47,17 @@ def _no_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _parsed(raw: bytes, model: type[M], dropped: Dropped | None) -> M:
+async def _read(raw: bytes) -> Any:
+    """Returns the body's values. Raises ApiError 400."""
     try:
-        data = _json(raw.removeprefix(codecs.BOM_UTF8))
+        return await _json(raw.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         if NO_MEMORY in str(error):
             raise MemoryError from error
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def _validated(data: Any, model: type[M], dropped: Dropped | None) -> M:
     if not isinstance(data, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     try:
@@ -62,11 +66,15 @@ def _parsed(raw: bytes, model: type[M], dropped: Dropped | None) -> M:
         raise from_validation(model, error.errors(include_url=False)) from error
 
 
-def _json(raw: bytes) -> Any:
+async def _json(raw: bytes) -> Any:
     """Parses JSON, with U+FFFD for half a surrogate pair. Raises JSONDecodeError."""
     try:
-        return orjson.loads(raw)
+        with _no_collections():
+            return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         if "surrogate in string" not in str(error):
             raise
-        return orjson.loads(without_lone_surrogates(error.doc))
+        text = error.doc
+    text = await mend(text)
+    with _no_collections():
+        return orjson.loads(text)

@@ -6,35 +6,55 @@ character, but the text comes back with every later request of the conversation.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Final
 
-MAX_CHARS: Final = 8 << 20  # of a text that is searched: at worst 0.4 s
-MAX_ESCAPES: Final = 100_000  # of surrogates in one text, in pairs or alone: 0.1 s
-MAX_BACKSLASHES: Final = 256  # before an escape; behind more of them a half stays
-_REPLACEMENT: Final = r"\ufffd"  # what Unicode has for a character that cannot be read
-# A pair, or a half without the other.
-_ESCAPE: Final = re.compile(
-    r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})", re.ASCII
-)
+# Characters that are searched at once, while other threads wait: some 10 ms.
+SLICE: Final = 256 << 10
+MAX_HALVES: Final = 100_000  # that are replaced in one text
+# What Unicode has for a character that cannot be read. `re` takes two backslashes for one.
+_REPLACEMENT: Final = r"\\ufffd"
+_HIGH: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW: Final = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# In a text whose escaped backslashes have been taken out. The look behind is at the low half, too.
+_HALF: Final = re.compile(f"{_HIGH}(?!{_LOW})|{_LOW}(?<!{_HIGH}{_LOW})")
+# A character that is no part of an escape of hexadecimal digits, and not escaped itself: a text may be cut before it.
+_APART: Final = re.compile(r"(?<!\\)[^\\u0-9a-fA-F]")
+
+
+async def mend(text: str) -> str:
+    """Returns `without_lone_surrogates(text)`; of a long text from a thread, so that the event loop goes on."""
+    if len(text) <= SLICE:
+        return without_lone_surrogates(text)
+    return await asyncio.to_thread(without_lone_surrogates, text)
 
 
 def without_lone_surrogates(text: str) -> str:
-    """Returns JSON with U+FFFD in place of each escaped half of a surrogate pair. A text that is longer than MAX_CHARS
-    or has more than MAX_ESCAPES escaped surrogates comes back unchanged."""
-    if len(text) > MAX_CHARS or not 0 < text.count("\\ud") + text.count("\\uD") <= MAX_ESCAPES:
-        return text
-    return _ESCAPE.sub(_whole, text)
+    """Returns JSON with U+FFFD in place of each escaped half of a surrogate pair. A text comes back unchanged if it has
+    none, or more than MAX_HALVES, or a slice of nothing but escapes and hexadecimal digits, or NUL (which is not
+    JSON)."""
+    mended: list[str] = []
+    begin = halves = 0
+    while begin < len(text):
+        end = _cut(text, begin)
+        piece = text[begin:end]
+        if end - begin > 2 * SLICE or "\0" in piece:
+            return text
+        if "\\u" in piece:
+            # In a row of backslashes each second one is escaped, from the left, as `replace` takes them.
+            piece, found = _HALF.subn(_REPLACEMENT, piece.replace("\\\\", "\0"))
+            piece = piece.replace("\0", "\\\\")
+            halves += found
+        if halves > MAX_HALVES:
+            return text
+        mended.append(piece)
+        begin = end
+    return "".join(mended) if halves else text
 
 
-def _whole(found: re.Match[str]) -> str:
-    if found[1] is not None or _is_escaped(found.string, found.start()):
-        return found[0]
-    return _REPLACEMENT
-
-
-def _is_escaped(text: str, at: int) -> bool:
-    """Returns whether the backslash at `at` is itself escaped: an odd number of backslashes stands before it."""
-    before = text[max(at - MAX_BACKSLASHES, 0) : at]
-    number = len(before) - len(before.rstrip("\\"))
-    return number % 2 == 1 or number == MAX_BACKSLASHES
+def _cut(text: str, begin: int) -> int:
+    """Returns where the slice from `begin` ends; the text's end if there is no place for a cut."""
+    at = begin + SLICE
+    found = _APART.search(text, at, at + SLICE)
+    return len(text) if found is None else found.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from moeserve.front.requested_model import FOREVER, Asked, asked_in
@@ -76,7 +78,7 @@ OLLAMA_CHAT = "/api/chat"
     ],
 )
 def test_asked(path: str, query: bytes, body: bytes, asked: Asked) -> None:
-    assert asked_in(path, query, body) == asked
+    assert asyncio.run(asked_in(path, query, body)) == asked
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,6 @@ def test_asked(path: str, query: bytes, body: bytes, asked: Asked) -> None:
 )
 def test_what_is_no_request_has_no_model_loaded(body: bytes, says: str) -> None:
     with pytest.raises(ApiError) as refused:
-        asked_in(CHAT, b"", body)
+        asyncio.run(asked_in(CHAT, b"", body))
     assert refused.value.status == 400
     assert says in refused.value.message

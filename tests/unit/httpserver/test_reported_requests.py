@@ -34,6 +34,7 @@ def taken(server: HttpServer, path: str, body: Any) -> Any:
         ("\\uDE00 x", "\ufffd x"),
         (HALF + HALF + "\\ude00", "\ufffd\U0001f600"),
         (f"\\\\ud83d {HALF}", "\\ud83d \ufffd"),  # an escaped backslash is none
+        ("\\\\ud83d\\ude00", "\\ud83d\ufffd"),
         (f'\\"{HALF}\\"', '"\ufffd"'),
     ],
 )
