@@ -30,12 +30,12 @@ from moeserve.httpserver.transport.turns import (
 
 HELD_BYTES: Final = 64 << 10  # bytes kept of requests after the one being answered
 LINGER_S: Final = 5.0  # how long the rest of an unread body is received and dropped
-# Behind this many small reads a request is read again only after a while, so that a client that sends it byte by byte
+LINGER_BYTES: Final = 32 << 20  # at most this many bytes of it: the largest body
+# After this many small reads a request is read again only after a while, so that a client that sends it byte by byte
 # costs a turn for many bytes instead of one for each.
 SMALL_READS: Final = 8
 SMALL_READ: Final = 64  # bytes: a smaller one is small
 SMALL_READ_S: Final = 0.1
-LINGER_BYTES: Final = 32 << 20  # at most this many bytes of it: the largest body
 
 PROBES: Final = b"/health"  # prefix of the probes' paths
 
@@ -62,7 +62,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         self._is_known = False  # this head is being parsed a second time, without its Upgrade
         self._is_refused = False  # a request was refused: nothing after it is parsed
         self._is_last = False  # the server is ending: the waiting request is this connection's last
-        self._small_reads = 0  # of the request that is arriving
+        self._small_reads = 0  # since the last request began
         self._reads_later: asyncio.TimerHandle | None = None  # after a small read
         self._lingering: asyncio.TimerHandle | None = None
         self._dropped_bytes = 0
@@ -123,7 +123,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        if self._small_reads <= SMALL_READS or not (self._is_arriving or self._is_refused):
+        if self._small_reads <= SMALL_READS or not (self._is_arriving or self._is_refused or self._held):
             self.transport.resume_reading()
         elif self._reads_later is None:
             self._reads_later = self.loop.call_later(SMALL_READ_S, self._after_a_while)

@@ -247,3 +247,39 @@ def test_a_request_that_comes_byte_by_byte_is_read_now_and_then(
     answer, took = asyncio.run(ask())
     assert answer.startswith(b"HTTP/1.1 400 " if b"Host :" in first else b"HTTP/1.1 200 ")
     assert reads <= 12 + took / sliced_connection.SMALL_READ_S
+
+
+def test_what_comes_byte_by_byte_beside_an_answer_is_read_now_and_then() -> None:
+    reads, begun = 0, asyncio.Event()
+
+    class Counting(BoundedHttpProtocol):
+        def data_received(self, data: bytes) -> None:
+            nonlocal reads
+            reads += 1
+            super().data_received(data)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    async def ask() -> float:
+        config = uvicorn.Config(answer, lifespan="off", log_config=None)
+        config.load()
+        state, loop = ServerState(), asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: Counting(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        )
+        async with server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            start = loop.time()
+            writer.write(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
+            await begun.wait()
+            for byte in b"GET /" + b"x" * 150:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.002)
+            took = loop.time() - start
+            writer.close()
+            return took
+
+    took = asyncio.run(ask())
+    assert 8 < reads <= 14 + took / sliced_connection.SMALL_READ_S
