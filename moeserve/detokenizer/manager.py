@@ -76,6 +76,8 @@ class RequestText:
         for token_id in item.token_ids:
             taken += 1
             decoded = self._decoder.push(token_id)
+            if self._start.ends_reasoning(token_id):
+                text += self._finder.flush()
             may_stop = self._start.push(token_id, decoded) and self.num_tokens + taken >= self._min_tokens
             text += self._finder.push(decoded, may_stop)
             if self.stop_hit:

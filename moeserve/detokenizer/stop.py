@@ -79,8 +79,11 @@ class StopFinder:
         return shown[:cut]
 
     def flush(self) -> str:
-        """Ends the text: returns the suffix held back, which did not become a stop string."""
+        """Ends the text: returns the suffix held back, which did not become a stop string. No stop string that has
+        begun may end in further text."""
         held, self._held = self._held, ""
+        for matcher in self._matchers:
+            matcher.matched = 0
         return held
 
     def _end(self, text: str, stop: str) -> str:

@@ -153,6 +153,15 @@ def test_the_closing_tag_may_be_a_stop_string() -> None:
     assert hits == [StopHit(id=1, num_tokens=3)]
 
 
+def test_no_stop_string_begins_in_the_reasoning_and_ends_in_the_answer() -> None:
+    for stops, shown in ((("a]b",), "[a]bc"), (("]b",), "[a"), (("a]", "bc"), "[a]")):
+        detokenizer = opened(stop=stops, reasoning=REASONING)
+        parts = [b"[a]bc"[at : at + 1] for at in range(5)]
+        items = [one for part in parts for one in detokenizer.tokens(TokensOut([item(part)]))[0]]
+        items += detokenizer.tokens(TokensOut([item(b"", finish_reason="length", usage=USAGE)]))[0]
+        assert "".join(one.text for one in items) == shown
+
+
 @given(
     st.text(alphabet="ab🙂é", max_size=30).map(str.encode),
     st.lists(st.text(alphabet="ab🙂é", min_size=1, max_size=4), max_size=3).map(tuple),
