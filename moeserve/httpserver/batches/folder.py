@@ -37,9 +37,8 @@ class BatchFolder:
             flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
             self._lock = os.open(path / "lock", flags, 0o600)
         except OSError as error:
-            raise ConfigError(
-                f"--batch-dir: {path} cannot be used: {error} (as user {os.geteuid()})"
-            ) from error
+            who = f" (as user {os.geteuid()})" if isinstance(error, PermissionError) else ""
+            raise ConfigError(f"--batch-dir: {path} cannot be used: {error}{who}") from error
 
     def lock(self) -> bool:
         """Takes the lock. Returns False while another server has it."""

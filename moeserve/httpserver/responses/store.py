@@ -8,6 +8,7 @@ the conversation. One thread does all the work, so nothing here blocks the event
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import time
@@ -99,8 +100,8 @@ class ResponseStore:
         return await self._run(lambda: self._get(owner, response_id))
 
     async def chain(self, owner: str, response_id: str) -> list[Stored]:
-        """Returns the response and all earlier ones of its conversation, oldest first. Raises ApiError 404 if one is
-        missing."""
+        """Returns the response and all earlier ones of its conversation, oldest first. Raises ApiError 400,
+        previous_response_not_found, if one is missing."""
         return await self._run(lambda: self._chain(owner, response_id))
 
     async def items(self, owner: str, item_ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -129,6 +130,8 @@ class ResponseStore:
                 db = sqlite3.connect(":memory:")
             else:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not os.access(directory, os.W_OK | os.X_OK):  # SQLite's error would not say so
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
                 path = directory / FILE_NAME
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # prompts and answers are private
                 db = sqlite3.connect(path, timeout=1.0)
@@ -142,10 +145,10 @@ class ResponseStore:
             _fail_unfinished(db)
             self._bytes = _size_of(db)
         except (OSError, sqlite3.Error) as error:
-            reason = (
-                f"as user {os.geteuid()}" if isinstance(error, OSError) else "is another server using it?"
-            )
-            raise ConfigError(f"--data-dir: {directory} cannot be used: {error} ({reason})") from error
+            reason = "" if isinstance(error, OSError) else " (is another server using it?)"
+            if isinstance(error, PermissionError):
+                reason = f" (as user {os.geteuid()})"
+            raise ConfigError(f"--data-dir: {directory} cannot be used: {error}{reason}") from error
         return db
 
     def _put(self, stored: Stored, *, is_finished: bool = True) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import resource
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,10 +173,37 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place, hint in (
         (tmp_path, "is another server using it?"),
-        (tmp_path / "file", f"as user {os.geteuid()}"),
+        (tmp_path / "file", "File exists"),
     ):
         with pytest.raises(ConfigError, match=re.escape(str(place)) + ".*" + re.escape(hint)):
             ResponseStore(place)
+
+
+def test_a_folder_that_may_not_be_written_to_is_no_other_servers(tmp_path: Path) -> None:
+    """With a database that is there already, which SQLite reports as read-only."""
+    ResponseStore(tmp_path).close()
+    program = f"""
+import os
+from pathlib import Path
+from moeserve.errors import ConfigError
+from moeserve.httpserver.responses.store import ResponseStore
+os.geteuid() or os.setuid(65534)
+try:
+    ResponseStore(Path({str(tmp_path)!r}))
+except ConfigError as error:
+    print(error)
+"""
+    (tmp_path / FILE_NAME).chmod(0o666)
+    tmp_path.chmod(0o555)
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+    try:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    finally:
+        tmp_path.chmod(0o700)
+    assert "Permission denied" in done.stdout, done.stderr
+    assert "(as user " in done.stdout
+    assert "another server" not in done.stdout
 
 
 def test_an_answer_that_cannot_be_stored_is_answered(tmp_path: Path) -> None:
