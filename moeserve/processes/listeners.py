@@ -56,6 +56,11 @@ def open_listeners(config: ServerConfig) -> Listeners:
     if health or config.health_port is None:
         return Listeners(api, *health)
     try:
+        if config.health_port in (each.getsockname()[1] for each in api if each.family != socket.AF_UNIX):
+            raise ConfigError(
+                f"--health-port: {config.health_port} is --port too: choose another, also with "
+                "MOESERVE_HEALTH_PORT, which the container image sets"
+            )
         return Listeners(api, listen(config.host, config.health_port, "--health-port"))
     except ConfigError:
         Listeners(api).close()

@@ -13,9 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.messages.schema import ProcessFailed, ProcessReady
-from moeserve.processes.listeners import listen, listen_at, url_of
+from moeserve.processes.listeners import listen, listen_at, open_listeners, url_of
 from tests.support.http_harness import HttpServer
 
 
@@ -30,6 +31,13 @@ def test_two_colons_are_both_families() -> None:
         assert url_of(listener) == f"http://[::]:{port}"
     with listen("::1", 0) as listener, pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=30)
+
+
+def test_the_health_port_is_another_than_the_apis() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    with pytest.raises(ConfigError, match=f"--health-port: {port} is --port too: choose another"):
+        open_listeners(ServerConfig(port=port, health_port=port))
 
 
 @pytest.mark.parametrize("host", ["http://127.0.0.1", "127.0.0.1:8000", "[::1]"])
