@@ -176,8 +176,8 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     repetition_penalty: Annotated[
         float,
         Parameter(
-            "Makes tokens of the prompt and the answer less likely: divides their positive logits by this number, "
-            "and multiplies their negative logits by it.",
+            "Makes tokens of the prompt and the answer less likely above 1, and more likely below: divides their "
+            "positive logits by this number, and multiplies their negative logits by it.",
             Range(0.01, 100),
             "float32",
             "penalties",
