@@ -230,4 +230,6 @@ def _shortened(message: str) -> str:
     text = message.partition("\n<state>")[0].removesuffix("<non-verbose/>").strip()
     if text == "NoExtensionBias":  # llguidance's error if no token can come first, as with {"$ref": "#"}
         text = "no text fits it; does a $ref or a rule lead to nothing but itself?"
+    if "too many expressions constructed" in text:  # llguidance's error for a large combination of patterns
+        text += "; lower its repetitions and bounds of lengths ({m,n}, minLength, maxLength), or shorten its patterns"
     return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "..."

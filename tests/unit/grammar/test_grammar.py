@@ -344,5 +344,7 @@ def test_a_panic_is_a_grammar_error() -> None:
     """PyO3's PanicException is no Exception: it would end the worker, and with it every answer."""
     with pytest.raises(GrammarError, match="llguidance failed: out of bounds"), panics_as_errors():
         raise PanicException("out of bounds")
+    with pytest.raises(GrammarError, match="constructed; lower its repetitions"), panics_as_errors():
+        raise PanicException("too many expressions constructed")
     with pytest.raises(KeyboardInterrupt), panics_as_errors():
         raise KeyboardInterrupt
