@@ -176,13 +176,11 @@ def _is_repeatable(option: dataclasses.Field[Any]) -> bool:
 
 def value_name(option: dataclasses.Field[Any]) -> str:
     """Returns the placeholder of the option's value in `--help`."""
-    kind, words, metavar = _kind(option), option.metadata["choices"], option.metadata["metavar"]
-    if words and kind is not str:
-        words = (metavar, *words)
+    kind, words = _kind(option), option.metadata["choices"]
+    name = option.metadata["metavar"] or {int: "N", float: "SECONDS", str: "TEXT"}[kind]
     if words:
-        return "{" + ",".join(words) + "}"
-    names = {int: "N", float: "SECONDS", str: "TEXT"}
-    return metavar or names[kind]
+        return "{" + ",".join(words if kind is str else (name, *words)) + "}"
+    return str(name)
 
 
 def help_of(option: dataclasses.Field[Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -278,3 +279,13 @@ def test_a_flag_in_an_unknown_group_is_refused_where_it_is_declared() -> None:
     """It would be missing from flags.md."""
     with pytest.raises(ValueError, match="no group of flags 'Batch'"):
         declare_option(1, "Batch", "a flag")
+
+
+def test_a_number_that_may_be_a_word_has_a_name_of_its_own() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [({}, "{SECONDS,auto}"), ({"metavar": "GIB"}, "{GIB,auto}")]
+    for given, name in cases:
+        field = declare_option(None, GROUPS[0], "", choices=("auto",), **given)
+        field.name = "memory"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(command_line, "_hints", lambda: {"memory": float | Literal["auto"] | None})
+            assert command_line.value_name(field) == name
