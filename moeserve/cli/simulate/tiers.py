@@ -1,5 +1,5 @@
 """Simulates the tiers behind the KV pool in virtual time. Each reads pages and states one after another at one rate,
-and writes them behind at another. Data can be read, and is reported, when all of it has been written."""
+and writes them later at another. Data can be read, and is reported, when all of it has been written."""
 
 from __future__ import annotations
 
