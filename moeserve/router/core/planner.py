@@ -97,7 +97,7 @@ class Planner:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
         if scheduled.has_background and ms > 0.0:
             self.background.corrected(scheduled.expected_ms, ms)
-        self._cost.observe(scheduled.shape, ms)
+        self._cost.observe(scheduled.shape, ms, has_drafts=scheduled.num_drafted > 0)
         if self._limits.max_drafts and not result.kernels_compiled:
             made = [entry.accepted for entry in result.sampled if entry.accepted is not None]
             drafted, right = sum(one.drafted for one in made), sum(len(one.token_ids) for one in made)

@@ -44,7 +44,7 @@ class DraftRecord:
     wrong: float = 0.0
     made: float = 1.0  # share of its allowed drafts that the worker makes
     idle: int = 0  # steps since it was last allowed drafts
-    is_trial: bool = False  # its last draft was a trial
+    is_trial: bool = False  # a trial of it is under way
     # A drafting model has read its text (True), reads it (False), or was not asked to (None).
     is_read: bool | None = None
 

@@ -19,6 +19,7 @@ SHARE = 0.01  # of steps' time, which drafts may lose
 FIRST_TOKENS = 1.0  # the balance at first, in tokens' time, so that something can be learnt
 MOST_STEPS = 8.0  # the greatest balance, in steps' time: gains of long ago must not pay for what is lost now
 MOST_STEPS_READING = 64.0  # the same, of what pays for the reading of texts
+MOST_STEPS_KEEPING = 16.0  # the same, of what pays for keeping up, which a CPU does for 64 rows at once
 # In steps' time, the balance at which a block leaves the texts, as it keeps up with several steps at once, and that at
 # which it follows them again.
 LEAVES_AT, RETURNS_AT = -1.0, 1.0
@@ -64,7 +65,7 @@ class KeepAccount:
             return
         before = FIRST_TOKENS * ms if self._balance_ms is None else self._balance_ms
         balance = before + SHARE * ms + gained - keep_ms
-        self._balance_ms = max(min(balance, MOST_STEPS_READING * ms), -MOST_STEPS * ms)
+        self._balance_ms = max(min(balance, MOST_STEPS_KEEPING * ms), -MOST_STEPS * ms)
         if balance <= LEAVES_AT * ms:
             self.allows = False
         elif balance >= RETURNS_AT * ms:

@@ -45,7 +45,8 @@ class DraftLength:
         self._reading = DraftAccount(MOST_STEPS_READING, -math.inf)  # of texts, by a drafting model
         self._keeping = KeepAccount()
         self._has_read = False  # whether a drafting model has spent time on reading
-        self._idle = 0  # rows without drafts since the last trial
+        self._num_kept = 1  # steps since the block follows the texts
+        self._idle = 0.0  # rows without drafts since the last trial
         self._tried_every = TRIED_EVERY  # interval between trials, in such rows
 
     @property
@@ -65,6 +66,9 @@ class DraftLength:
         if without <= 0.0:  # nothing was measured
             return [most] * len(records), sum(record.made for record in records) * most
         lengths = [0] * len(records)
+        if not self._is_kept():
+            self._idle += len(records)  # so that a trial comes when the block follows again
+            return lengths, 0.0
         if not self._account.allows:
             return lengths, 0.0
         able = self._able(records)
@@ -82,7 +86,6 @@ class DraftLength:
                 lengths[at] = 1
         for length, record in zip(lengths, records, strict=True):
             record.idle = 0 if length else record.idle + 1
-            record.is_trial = False
         longest = max(able, key=lambda at: records[at].idle)
         # A trial also delays the rows beside it, if the step waits for drafting.
         rows = len(records)
@@ -98,7 +101,10 @@ class DraftLength:
         step verified; drafts after a stop token or a late mask are not verified and do not count."""
         record.made = KEEP * record.made + (1.0 - KEEP) * drafted / allowed
         if record.is_trial:
+            record.is_trial = False
             self._tried_every = TRIED_EVERY if accepted else min(2 * self._tried_every, TRIED_LEAST)
+            if accepted:  # another trial at once: one right draft says little, and the block may leave soon
+                self._idle = math.inf
         if not drafted:
             return
         self._num_observed += 1
@@ -146,6 +152,13 @@ class DraftLength:
             self._draft_ms = KEEP * self._draft_ms + (1.0 - KEEP) * each
             self._wait_ms = KEEP * self._wait_ms + (1.0 - KEEP) * wait_ms
 
+    def _is_kept(self) -> bool:
+        """Returns whether the block can draft for the next step: it follows the texts, and did so in the step before.
+        Else nothing is drafted: a GPU would wait for drafts that do not come. Look-up waits, too: what it gains would
+        have let the block go on."""
+        self._num_kept = self._num_kept + 1 if self._keeping.allows else 0
+        return self._num_kept > 1
+
     def _is_time_to_try(self, lengths: Sequence[int], budget: int, patience: float) -> bool:
         """Returns whether a request without drafts is to be tried with one. patience: the time between two
         trials, as a multiple of the usual interval."""
@@ -153,7 +166,7 @@ class DraftLength:
         self._idle += idle
         if not idle or self._idle < patience * self._tried_every or sum(lengths) >= budget:
             return False
-        self._idle = 0
+        self._idle = 0.0
         return True
 
     def _probability(self, record: DraftRecord) -> float:

@@ -16,7 +16,8 @@ squares).
 - A context is the sum, over rows or prompt tokens, of the positions that each attends to.
 
 Relative errors are minimised, so a decode step of 10 ms counts as much as a prefill step of a second. Steps without
-and with prompt tokens decay separately, so that an hour of decoding does not erase what was learnt about prefill.
+and with prompt tokens decay separately, so that an hour of decoding does not erase what was learnt about prefill; so do
+steps with drafts, which would erase what a step takes without.
 Coefficients are never negative, so predictions are monotone.
 """
 
@@ -64,7 +65,8 @@ class StepCost:
         """num_experts: per layer. For a dense model (0) the experts feature is constant."""
         self._share = experts_per_token / num_experts if num_experts else 1.0
         self._costs: Vector = [0.0] * NUM_FEATURES
-        self._kinds = (_NormalEquations(), _NormalEquations())  # for steps without and with prompt tokens
+        # of steps with rows only, with drafts, and with prompt tokens
+        self._kinds = tuple(_NormalEquations() for _ in range(3))
         self._unsolved = 0
         self._num_steps = [0, 0]  # observed, without and with prompt tokens
         self._largest_prompt = 0
@@ -81,14 +83,16 @@ class StepCost:
             prompt = (m.prompt, chunk_context(m.start, m.prompt), m.start + m.prompt)
             self.observe(StepShape(m.rows, m.decode_context, *prompt), m.ms)
 
-    def observe(self, shape: StepShape, ms: float) -> None:
-        """Learns from a step of this shape that took `ms` milliseconds; 0 means not measured."""
+    def observe(self, shape: StepShape, ms: float, *, has_drafts: bool = False) -> None:
+        """Learns from a step of this shape that took `ms` milliseconds; 0 means not measured. has_drafts: some of its
+        rows are drafts."""
         if ms <= 0.0:
             return
         predicted = self.predict(shape)
         error = abs(ms / predicted - 1.0) if predicted > 0.0 else 0.0
         features = self._features(shape)
-        self._kinds[shape.prompt > 0].add([f / ms for f in features], min(1.0, OUTLIER / max(error, 1e-9)))
+        kind = 2 if shape.prompt else int(has_drafts)
+        self._kinds[kind].add([f / ms for f in features], min(1.0, OUTLIER / max(error, 1e-9)))
         if shape.prompt:
             self._largest_prompt = max(self._largest_prompt, shape.prompt)
             if predicted > 0.0 and shape.rows:
@@ -105,12 +109,11 @@ class StepCost:
         """Solves for the coefficients. The most negative coefficient is set to 0 and the rest solved again, until no
         coefficient is negative."""
         self._unsolved = 0
-        decode, mixed = self._kinds
         matrix = [
-            [a + b for a, b in zip(r, s, strict=True)]
-            for r, s in zip(decode.matrix, mixed.matrix, strict=True)
+            [sum(values) for values in zip(*rows, strict=True)]
+            for rows in zip(*(kind.matrix for kind in self._kinds), strict=True)
         ]
-        right = [a + b for a, b in zip(decode.right, mixed.right, strict=True)]
+        right = [sum(values) for values in zip(*(kind.right for kind in self._kinds), strict=True)]
         active = [i for i in range(NUM_FEATURES) if matrix[i][i] > 0.0]
         while active:
             chosen = [[matrix[i][j] * (1.0 + DAMPING[i] * (i == j)) for j in active] for i in active]
