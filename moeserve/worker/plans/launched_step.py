@@ -60,7 +60,7 @@ class LaunchedStep:
         if self.drafted is None:
             return StepTimes(device_ms, idle_ms, self.draft_ms)
         # Its layers are launched when the tokens before it are known, so the device waits for the host, whenever it
-        # neither drafts nor computes them. Late drafts may have begun behind the step before, while the host read that
+        # neither drafts nor computes them. Late drafts may have begun after the step before, while the host read that
         # step's tokens; these steps' waits then have as much less in the one as more in the other.
         compute_ms, draft_ms = (ended - self.started) * 1e3, self.draft_ms if late_ms is None else late_ms
         return StepTimes(compute_ms, idle_ms, draft_ms, max(compute_ms - draft_ms - layers_ms, 0.0))

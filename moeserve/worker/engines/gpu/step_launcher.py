@@ -46,7 +46,7 @@ class StepLauncher:
         """inputs: by step size. tiles_of: tiles of prompt chunks, see `GpuEngine`. sampled, from_first: see
         `StepInputs.copy`. until_ended: waits for the running step. expert_cache: None if experts do not move.
         chain: of drafts by the model's own block; None: it has none. mark_layers: called where the layers of a step
-        with drafts begin. block: what the block that drafts computes behind a step; None: there is none."""
+        with drafts begin. block: what the block that drafts computes after a step; None: there is none."""
         self._model = model
         self._inputs = inputs
         self._graphs = graphs

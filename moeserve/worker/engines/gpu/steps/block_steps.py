@@ -1,4 +1,4 @@
-"""What the block that drafts on a GPU computes behind each step, so that it can draft: by CUDA graphs, by step size.
+"""What the block that drafts on a GPU computes after each step, so that it can draft: by CUDA graphs, by step size.
 
 They are apart from the steps' graphs, because the block need not keep up with every step (`Keeping.is_on`).
 """
@@ -33,6 +33,7 @@ class BlockSteps:
         self._block = model.next_token
         self._graphs = CudaGraphs(model.device)
         self._captured: dict[int, Launches] = {}
+        self._clearing: dict[int, Launches] = {}  # of `clear_rows`, as its launches keep the host
         self._ms: dict[int, float] = {}  # of each graph, with all rows
 
     def launch(self, size: int, *, is_replayed: bool) -> None:
@@ -40,7 +41,11 @@ class BlockSteps:
         graph; the block's graph reads what such steps leave, and not what steps leave whose experts are streamed."""
         batch = self._batch(size)
         if not self.keeping.is_on:
-            self._block.clear_rows(batch)
+            clear = self._clearing.get(size)
+            if clear is None:
+                self._block.clear_rows(batch)
+            else:
+                clear()
             return
         replay = self._captured.get(size) if is_replayed else None
         if replay is None:
@@ -66,7 +71,8 @@ class BlockSteps:
             )
             if self._model.device.type == "cuda":
                 self._ms[size] = _timed(self._captured[size])
-            self._block.clear_rows(batch)
+            # It also clears what the capture has kept.
+            self._clearing[size] = self._graphs.capture(partial(self._block.clear_rows, batch), lambda: None)
 
     def _batch(self, size: int) -> GpuBatch:
         path = StepPath(size, size, has_tiles=False, is_independent=False, scope=AdapterScope.NONE)
