@@ -3,7 +3,7 @@ columns.
 
 It loads the weights of up to 4,096 columns, 16 bytes per thread, before it waits for the kernel that computes the
 activations, so that both overlap. The codes stay in registers for T tokens, one after another. A matrix with more
-columns is read once for all T tokens, 4,096 columns after the other.
+columns is read once for all T tokens, one block of columns after another (docs/results/gpu-engine.md).
 """
 
 # mypy: ignore-errors
