@@ -50,7 +50,7 @@ def test_gpus_asks_for_a_number_or_for_certain_ones() -> None:
     assert gpu_choices("2", sizes) == (2, [0, 1, 3])
     assert gpu_choices("4", sizes) == (4, [0, 1, 2, 3])
     assert gpu_choices("3,0", sizes) == (2, [3, 0])
-    with pytest.raises(ConfigError, match="there are 4 GPUs here"):
+    with pytest.raises(ConfigError, match="4 GPUs"):
         gpu_choices("0,4", sizes)
 
 
