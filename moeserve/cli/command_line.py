@@ -357,7 +357,7 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
         raise FileError(f"{source}: {path} cannot be reached{who}: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise FileError(
-            f"{source}: {path} may not be read by user {os.geteuid()}; chmod it, or run as its owner"
+            f"{source}: user {os.geteuid()} has no right to read {path}; chmod it, or run as its owner"
         )
     if not path.is_dir():
         _check_file(path, source)

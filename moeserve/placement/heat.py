@@ -61,8 +61,8 @@ def read_heat(path: Path, layers: int, experts: int) -> ExpertHeat:
         heat = msgspec.json.decode(text, type=ExpertHeat)
         if (heat.layers, heat.experts) != (layers, experts):
             raise ValueError(
-                f"it is the heat of {heat.layers} layers of {heat.experts} experts ({heat.model}); "
-                f"this model has {layers} of {experts}"
+                f"the file is for a model of {heat.layers} layers with {heat.experts} experts each ({heat.model}), "
+                f"but this model has {layers} layers with {experts}; export the heat of this model"
             )
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ConfigError(f"--expert-heat {path}: {error}") from error

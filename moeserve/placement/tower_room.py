@@ -19,6 +19,6 @@ def budget_beside_tower(config: ServerConfig, tower_bytes: int) -> ServerConfig:
     if left <= 0:
         raise ConfigError(
             f"--gpu-memory-budget {config.gpu_memory_budget:g}: the vision tower alone takes "
-            f"{tower_bytes / GIB:.2f} GiB; raise it, or say --mmproj-device cpu"
+            f"{tower_bytes / GIB:.2f} GiB; raise the budget, or say --mmproj-device cpu"
         )
     return replace(config, gpu_memory_budget=left)

@@ -141,7 +141,7 @@ def test_a_model_that_may_not_be_read_is_told_with_the_user(
     model = tmp_path / "m.gguf"
     model.touch()
     monkeypatch.setattr(os, "access", lambda path, mode: path != model)  # root may read it
-    with pytest.raises(ConfigError, match=f"may not be read by user {os.geteuid()}; chmod it"):
+    with pytest.raises(ConfigError, match=f"user {os.geteuid()} has no right to read .*; chmod it"):
         command_line.resolve(ServerConfig(model=str(model)))
 
 

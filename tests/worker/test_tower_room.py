@@ -50,5 +50,5 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="was not loaded within"):
         beside_tower(CONFIG, paths)
     paths.tower_memory.write_text(str(8 << 30))
-    with pytest.raises(ConfigError, match=r"the vision tower alone takes 8\.00 GiB; raise it"):
+    with pytest.raises(ConfigError, match=r"the vision tower alone takes 8\.00 GiB; raise the budget"):
         beside_tower(CONFIG, paths)

@@ -53,7 +53,7 @@ from moeserve.placement.options import (
 )
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.processes.free_memory import available_bytes, limit_note
-from moeserve.worker.loading.device import choose_device, parse_gpus
+from moeserve.worker.loading.device import choose_device, gpu_obstacle, parse_gpus
 
 STREAMS = (1, 4, 16, 64)
 PROMPTS = (512, 4096)
@@ -180,9 +180,10 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
     model = gpu_shape(read_checked_shape(source), config.max_model_len)
     gpu = _gpu_memory(config, args)
     if gpu is None:
-        raise ConfigError(
-            "--gpus: this machine has no GPU; give the memory of the planned GPUs with --gpu-memory"
-        )
+        obstacle = None if config.device == "cpu" else gpu_obstacle()
+        if obstacle is None:
+            raise ConfigError("--gpus: has no effect with --device cpu; leave one of them out")
+        raise ConfigError(f"--gpus: {obstacle.text}; or give the memory of the planned GPUs: --gpu-memory")
     alone = {
         "--routing-trace": args.routing_trace,
         "--lora-modules": config.lora_modules,

@@ -329,7 +329,11 @@ def test_fields_that_disagree_with_a_grammar(client: httpx.Client) -> None:
         ("chat/completions", call | {"ignore_eos": True}, "ignore_eos"),
         ("chat/completions", call | {"guided_regex": "a"}, "guided_regex"),
         ("chat/completions", {"tools": [tool("f")], "guided_choice": ["a"]}, "guided_choice"),
-        ("chat/completions", {"reasoning_effort": "low", "thinking_token_budget": 5}, "reasoning_effort"),
+        (
+            "chat/completions",
+            {"reasoning_effort": "low", "thinking_token_budget": 5},
+            r"reasoning tokens: reasoning_effort \(1024\), thinking_token_budget \(5\); send one",
+        ),
         (
             "chat/completions",
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},

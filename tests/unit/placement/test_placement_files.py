@@ -59,7 +59,7 @@ def test_what_is_written_is_read(tmp_path: Path, name: str, counts: list[list[in
         ({"experts": 4}, "`counts` has 3 experts in layer 0"),
         (
             {"counts": [[1, 2], [3, 4]], "experts": 2},
-            "heat of 2 layers of 2 experts .* this model has 2 of 3",
+            "model of 2 layers with 2 experts each .* this model has 2 layers with 3; export",
         ),
         ({"counts": [[1, 2, -1], [4, 5, 6]]}, r"counts"),
         ({"counts": [[1, 2, 1 << 60], [4, 5, 6]]}, r"counts"),

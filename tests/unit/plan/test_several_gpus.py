@@ -97,3 +97,5 @@ def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], large: Path)
         capsys, "--model", str(large), "--gpus", "2", "--gpu-memory", "6", "--ram", "1"
     )
     assert "choose fewer GPUs" in fails(capsys, *TINY[:-1], "4", "--parallel", "layers")
+    on_cpu = (*TINY[:2], *TINY[4:], "--device", "cpu")
+    assert "--gpus: has no effect with --device cpu" in fails(capsys, *on_cpu)

@@ -41,7 +41,12 @@ def thinking_options(
     given = {"reasoning_effort": of_effort, param: budget, "chat_template_kwargs.thinking_budget": in_kwargs}
     named = {name: value for name, value in given.items() if value is not None}
     if len(set(named.values())) > 1:
-        raise PydanticCustomError(param, "contradict one another: {names}", {"names": ", ".join(named)})
+        numbers = ", ".join(f"{name} ({value})" for name, value in named.items())
+        raise PydanticCustomError(
+            param,
+            "these fields ask for different numbers of reasoning tokens: {numbers}; send one of them",
+            {"numbers": numbers},
+        )
     if not named:
         return ThinkingOptions(param=param, effort=effort)
     name, value = next(iter(named.items()))
