@@ -103,8 +103,8 @@ class ApiConfig(SeveralModelsConfig):
     max_requests_per_key: int | None = option(
         None,
         "Network",
-        "maximum number of open requests per API key; further ones get a 503. A smaller number leaves room for other "
-        "keys, because the server accepts only --max-num-seqs + --max-num-queued-reqs + 256 connections in all "
+        "maximum number of open requests per API key; further ones get a 503. The server accepts --max-num-seqs + "
+        "--max-num-queued-reqs + 256 connections in all; a smaller number keeps one key from taking most of them "
         "(default: --max-num-seqs + --max-num-queued-reqs)",
         low=1,
         high=1 << 20,
@@ -223,8 +223,9 @@ class ApiConfig(SeveralModelsConfig):
     data_dir: str | None = option(
         None,
         "Chat",
-        "folder for the responses that the Responses API stores, which then survive a restart (default: in memory "
-        "only)",
+        "folder for the responses that the Responses API stores, and with several models for the list of those that "
+        "/api/pull downloaded; both then survive a restart. Each server needs a folder of its own (default: none, "
+        "nothing survives)",
         metavar="PATH",
     )
     batch_dir: str | None = option(
@@ -238,7 +239,7 @@ class ApiConfig(SeveralModelsConfig):
         20.0,
         "Batches",
         "maximum size of the files and results in --batch-dir together; if n API keys store files, each may use 1 / "
-        "(n + 1) of it",
+        "(n + 1) of it, so that one more key always has room",
         low=0.001,
         high=1e6,
         metavar="GIB",

@@ -26,9 +26,9 @@ class EngineConfig(SpeculativeConfig):
     isa: str = option(
         "auto",
         "CPU engine",
-        "instruction set of the CPU kernels. auto: the best that this CPU supports; for steps of few tokens, the one "
-        "that was fastest in a measurement at the first start, which is stored; measure: as auto, but measure again; "
-        "the others use one instruction set for everything, for comparisons",
+        "instruction set of the CPU kernels. auto: the best that this CPU supports; steps of few tokens use the "
+        "fastest one, which the first start measures and stores; measure: as auto, but measure again; the others use "
+        "one instruction set for everything, for comparisons",
         choices=(
             *MEASURED,
             "plain",

@@ -40,8 +40,8 @@ class OperationConfig(EngineConfig):
     debug_dump: str | None = option(
         None,
         "Server",
-        "write every layer's results of the first steps to this new folder, for `moeserve compare-dumps` (the prompts "
-        "can be reconstructed from it)",
+        "write the results of each layer in the first steps (--debug-dump-steps) to this new folder, for `moeserve "
+        "compare-dumps` (the prompts can be reconstructed from it)",
         metavar="PATH",
     )
     debug_dump_steps: int | None = option(
@@ -93,7 +93,8 @@ class OperationConfig(EngineConfig):
     max_engine_crashes: int = option(
         3,
         "Server",
-        "stop the server, with exit code 3, after this many crashes of its processes within a minute",
+        "stop the server, with exit code 3, after this many crashes of its processes within a minute, or after one of "
+        "them could not start this many times in a row",
         low=1,
         high=1000,
     )

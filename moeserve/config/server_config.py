@@ -71,7 +71,7 @@ class ServerConfig(OperationConfig):
         None,
         "Model",
         "shrink pictures to at most N tokens; fewer are read faster, but show less detail (default: 4096; Gemma 4: "
-        "280)",
+        "280; MiniMax M3: 576; Llama 4: 17 tiles). Gemma 3's pictures have a fixed size",
         low=4,
         high=16384,
         metavar="N",
@@ -240,8 +240,9 @@ class ServerConfig(OperationConfig):
         None,
         "Capacity",
         "folder in which the prefix cache keeps KV of prompts and answers on disk, to read it back when a prompt "
-        "begins with the same text, also after a restart. For one server at a time. The texts can be reconstructed "
-        "from these files",
+        "begins with the same text, also after a restart; --kv-disk-gib limits it. For one server at a time; not with "
+        "several GPUs, nor if the CPU computes the first layers of a GPU's model. The texts can be reconstructed from "
+        "these files",
         metavar="PATH",
     )
     kv_disk_gib: float | None = option(

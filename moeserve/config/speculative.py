@@ -34,21 +34,23 @@ class SpeculativeConfig(ApiConfig):
     speculative_config: str | None = option(
         None,
         "Model",
-        "speculative decoding: cheap drafts of the next tokens, which the next step verifies, so that answers come "
-        'faster and stay the same. In vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts '
-        "up to 3 tokens a step. Methods: mtp: the model's own next-token block drafts; draft_model: the small model "
-        'in "model" drafts (see --speculative-model); eagle3: the EAGLE-3 head in "model" drafts; ngram: drafts are '
-        'copied from an earlier place in the text that ends in the same "prompt_lookup_min" to "prompt_lookup_max" '
-        "tokens (default: 3 to 16); auto: ngram, and where the text has no such place, the small model, the head or "
-        "the block, if there is one (default: no drafts)",
+        "speculative decoding: cheap drafts of the next tokens, which a single step verifies together, so that answers "
+        'come faster and stay the same. In vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts '
+        f"up to 3 tokens a step. num_speculative_tokens: at most {MOST_DRAFTS}; required, except for mtp (default: "
+        f"{_DEFAULT_OF_BLOCK}) and with --speculative-model (default: {_DEFAULT_DRAFTS}). Methods: mtp: the model's "
+        'own MTP block drafts; draft_model: the small model in "model" drafts (see --speculative-model); eagle3: the '
+        'EAGLE-3 head in "model" drafts; ngram: if the last "prompt_lookup_min" to "prompt_lookup_max" tokens '
+        f"(default: {_DEFAULT_SHORTEST} to {_DEFAULT_LONGEST}) occur earlier in the text, what followed them there is "
+        "the draft; auto: ngram, and where nothing earlier agrees, the small model, the EAGLE-3 head or the MTP block, "
+        "whichever there is. Not with several GPUs (default: no drafts)",
         metavar="JSON",
     )
     speculative_model: str | None = option(
         None,
         "Model",
-        "a small model with the same vocabulary (on the CPU alone), or the model's EAGLE-3 head, for speculative "
-        "decoding: a .gguf file, a folder or a name on the hub, as for --model. Without --speculative-config it drafts "
-        f"{_DEFAULT_DRAFTS} tokens a step",
+        "a small model with the same vocabulary (only with --device cpu), or the model's EAGLE-3 head (CPU, or one "
+        "GPU), for speculative decoding: a .gguf file, a folder or a name on the hub, as for --model. Without "
+        f"--speculative-config it drafts {_DEFAULT_DRAFTS} tokens a step",
         metavar="MODEL",
     )
 
