@@ -1,5 +1,5 @@
-"""The server that a command needs: one that already runs at its address, or else one that the command starts and that
-ends with it."""
+"""Finds the server that a command needs. If none runs at the address, the command starts one and stops it when it
+ends."""
 
 from __future__ import annotations
 

@@ -1,17 +1,20 @@
 """Decides which models are loaded next, and which make room for them. Pure: time and memory are arguments.
 
 Models wait in the order of their oldest requests, and a model overtakes another only if that does not delay the other.
-Idle models make room first, the longest idle one first, even if it is still loading; then models whose turn is over. A
-loaded model's turn lasts at least MIN_TURN_S, and at least as long as its load took, so that loading takes at most half
-of the time. A model that must make room after its turn finishes its running answers; its new requests wait behind the
-other models' requests.
+Idle models make room first, including one that is still loading but whose clients have disconnected: those without
+lines of batches before those with lines, and the longest idle ones first. A loaded model that becomes idle within its
+turn is kept for GRACE_S. Then models make room whose turn is over. A turn begins when the load ends and lasts as long
+as the load took, at least MIN_TURN_S, so that models under load serve for at least as long as they load. A model that
+must make room after its turn finishes its running answers; its new requests wait behind the other models' requests.
+Pinned models never make room.
 
-Lines of batches come after all requests. While a request waits, no model is loaded for lines. Otherwise a model is
-loaded for lines if memory is free, or instead of models that have had no request for LINES_PATIENCE_S. Models that
-lines use stay loaded for LINES_TURN_S, so that batches for several models take turns.
+Lines of batches come after all requests. While requests wait for an unloaded model that may be loaded now (after a
+failed load it may not be at once), no model is loaded for lines. Otherwise a model is loaded for lines if memory is
+free, or instead of models that have had no request for LINES_PATIENCE_S. A model with lines stays for LINES_TURN_S
+after its turn, so that batches for several models take turns.
 
-These rules bound the wait: before a waiting model is loaded, each other model is loaded at most once, and a model that
-was loaded when the wait began is not loaded again.
+These rules bound the wait: while a model waits, each other model is loaded at most once, and not at all if it was
+loaded when the wait began.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ MIN_TURN_S: Final = 5.0
 # cause a load for each.
 GRACE_S: Final = 1.0
 LINES_PATIENCE_S: Final = 30.0  # seconds without a request after which a model makes room for lines
-LINES_TURN_S: Final = 120.0  # seconds that a model with lines stays loaded while lines wait for another
+# Seconds after its turn that a model with lines stays loaded while lines wait for another.
+LINES_TURN_S: Final = 120.0
 
 
 class State(StrEnum):

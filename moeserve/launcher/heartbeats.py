@@ -10,8 +10,8 @@ MOST_MISSED: Final = 4  # unanswered intervals that make a process hung
 
 
 class Heartbeats:
-    """Counts the intervals in which each process owed an answer. Intervals are counted instead of seconds so that a
-    pause of the whole machine counts as one."""
+    """Counts, for each process, the intervals since its oldest unanswered request for a heartbeat. A pause of the whole
+    machine counts as one interval, where seconds would count all of it."""
 
     def __init__(self, limit_s: float) -> None:
         """limit_s: seconds without an answer after which a process counts as hung."""

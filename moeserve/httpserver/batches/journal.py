@@ -1,7 +1,7 @@
 """Journal: a file to which the results of a batch are appended, one per line. The client later downloads this file.
 
-A line counts once it is synced to the disk. If a server is killed, the file may end in an incomplete line. It is cut
-off when the journal is opened again, and its request is answered again. So each request gets exactly one line.
+A line counts once it is synced to the disk. If a server is killed, the file may end in an incomplete line. Opening the
+journal again cuts such a line off, and the line's request is answered again. So each request gets exactly one line.
 """
 
 from __future__ import annotations

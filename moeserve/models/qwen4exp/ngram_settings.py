@@ -1,5 +1,8 @@
-"""Derives the hashes of n-gram embeddings from config.json's settings. A GGUF states them; checkpoints derive them
-from a seed and from the least number of rows of a head."""
+"""Derives the hashes of n-gram embeddings from config.json's settings.
+
+A GGUF states the hashes' multipliers and the heads' rows. A checkpoint has only a seed and a minimum number of rows per
+head, from which this module derives them.
+"""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def distinct_layers(of_layers: Sequence[object]) -> list[int]:
-    """Returns the layers, ascending, that together launch every kernel that any layer launches. of_layers: for each
-    layer, everything on which its launches depend. A layer's first kernel also adds the previous layer's output, so
-    layers are compared together with the layer before."""
+    """Returns a subset of the layers (ascending) whose launches cover the kernels of all layers, so that only these
+    need a warm-up. A layer's first kernel also adds the previous layer's output, so two layers are the same only if the
+    layers before them are too. of_layers: for each layer, everything on which its launches depend."""
     kinds = [kind_of(layer) for layer in of_layers]
     first: dict[object, int] = {}
     for index, pair in enumerate(zip([None, *kinds], kinds, strict=False)):

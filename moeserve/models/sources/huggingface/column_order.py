@@ -1,6 +1,5 @@
-"""The order of columns in matrices that were quantised in the order of their activations (act-order, `desc_act`): a
-group's columns may be anywhere in a row. Blocks need a group's columns side by side, so the columns are sorted by
-group, and products gather their input in the same order."""
+"""Matrices quantised with act-order (`desc_act`): the columns of a group may lie anywhere in a row. Blocks need them
+side by side, so the columns are sorted by group, and products gather their input in the same order."""
 
 from __future__ import annotations
 

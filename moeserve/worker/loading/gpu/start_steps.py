@@ -35,9 +35,13 @@ def start_steps(
     before_timing: Callable[[], None],
     is_gpu: bool,
 ) -> Sequence[MeasuredStep]:
-    """Warms the engine up. Returns the measured step durations; empty if none are known. stored: where earlier
-    starts stored this engine's; None: do not store any. is_gpu: False for Triton's interpreter, whose steps take
-    seconds."""
+    """Warms the engine up, sets which steps stream RAM experts and, over several GPUs, into how many parts steps are
+    divided. Returns the durations of steps by their size; empty if none are known.
+
+    stored: where earlier starts stored this engine's measurements; if there are any, no step is timed for the
+    durations, and in a replacement worker the warm-up is put off. None: do not store any. before_timing: called after
+    the warm-up, before any step runs. is_gpu: False for Triton's interpreter, whose steps take seconds and are not
+    timed."""
     found = None if stored is None else stored.read()
     if found is not None and not start.is_first:
         engine.warm_up.put_off()
