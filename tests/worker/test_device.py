@@ -9,7 +9,9 @@ import torch
 
 from moeserve.cli.doctor import probes
 from moeserve.errors import ConfigError
-from moeserve.worker.loading.device import choose_device, parse_gpus
+from moeserve.worker.loading.device import choose_device, gpu_obstacle, parse_gpus
+from tests.conftest import TINY_MODEL
+from tests.support.plan_command import fails
 
 
 def test_the_cpu_is_always_there() -> None:
@@ -21,6 +23,14 @@ def test_auto_without_a_gpu() -> None:
     assert choose_device("auto") == "cpu"
     with pytest.raises(ConfigError, match=r"--device cuda: .*--device cpu"):
         choose_device("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_plan_for_gpus_names_the_obstacle(capsys: pytest.CaptureFixture[str]) -> None:
+    obstacle = gpu_obstacle()
+    assert obstacle is not None
+    said = fails(capsys, "--model", str(TINY_MODEL), "--gpus", "2")
+    assert f"--gpus: {obstacle.text}; or give the memory of the planned GPUs: --gpu-memory" in said
 
 
 @pytest.mark.parametrize(
