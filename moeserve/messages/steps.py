@@ -209,7 +209,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     pages: PageReport | None = None
     expert_cache: ExpertCacheCounts | None = None  # since the previous result; None: no expert cache
     draft_ms: float = 0.0  # part of compute_ms spent drafting, without draft_read_ms
-    # Part of compute_ms in which a GPU waited for the host, because steps with drafts are not launched ahead.
+    # Part of compute_ms in which a GPU waited for the host, as a step's layers are launched when its drafts are known.
     draft_wait_ms: float = 0.0
     # Since the previous result; None: all experts are in memory.
     expert_disk: ExpertDiskCounts | None = None
