@@ -30,7 +30,7 @@ class Gpu:
         )
         sizes = (1, 2, 4, 8, 16, 32, 64)
         self._world.scheduler.learn(
-            MeasuredStep(rows, 100 * rows, 0, 0, base_ms + row_ms * rows) for rows in sizes
+            [MeasuredStep(rows, 100 * rows, 0, 0, base_ms + row_ms * rows) for rows in sizes]
         )
         worker = self._world.worker
         self._step: Callable[[StepPlan], StepResult] = worker.step
