@@ -92,18 +92,18 @@ def command_parser() -> argparse.ArgumentParser:
         (
             "--listen",
             "HOST:PORT",
-            "address and TCP port for the server to connect to; port 0 takes a free one",
+            "address and TCP port for the server to connect to; 0: a free port, which is logged; required",
         ),
         (
             "--ssl-certfile",
             "PATH",
-            "this worker's certificate (PEM); it must name the host or address with which the server calls it",
+            "this worker's certificate (PEM); it must name the host or address in the server's --worker; required",
         ),
         (
             "--ssl-ca-certs",
             "PATH",
             "certificates (PEM) of the authority that must have signed the server's certificate; other servers are "
-            "refused",
+            "refused; required",
         ),
     ):
         network.add_argument(flag, metavar=metavar, required=True, help=text)

@@ -21,23 +21,28 @@ class ApiConfig(SeveralModelsConfig):
     allowed_host: tuple[str, ...] = option(
         (),
         "Network",
-        "a further name to accept in the Host header, which is checked only if --host is a loopback address and "
-        "there is no API key. IP addresses, the machine's name, names without a dot, and .localhost, .local and "
-        ".internal are always accepted. Repeat the flag for more",
+        "a further name to accept in the Host header; requests with another name are refused, which "
+        "protects against DNS rebinding. The header is checked only if --host is a loopback address and "
+        "there is no API key. IP addresses, the machine's name, names without a dot, and .localhost, "
+        ".local and .internal are always accepted. Repeat the flag for more (default: none)",
         metavar="NAME",
     )
     allowed_origin: tuple[str, ...] = option(
         (),
         "Network",
-        "allow web pages of this origin to use the API from a browser (CORS), such as https://chat.example.com; *: "
-        "all origins. Repeat the flag for more",
+        "allow web pages of this origin to use the API from a browser (CORS), such as "
+        "https://chat.example.com; *: all origins. Repeat the flag for more (default: none; only the "
+        "server's own pages)",
         metavar="ORIGIN",
     )
     port: int = option(
         8000, "Network", "TCP port of the API; 0: a free port, which is logged", low=0, high=65535
     )
     uds: str | None = option(
-        None, "Network", "listen on this Unix socket instead of an address and port", metavar="PATH"
+        None,
+        "Network",
+        "listen on this Unix socket instead of an address and port (default: none)",
+        metavar="PATH",
     )
     health_port: int | None = option(
         None,
@@ -50,7 +55,7 @@ class ApiConfig(SeveralModelsConfig):
     ssl_certfile: str | None = option(
         None,
         "Network",
-        "serve HTTPS with this certificate (PEM) and its chain",
+        "serve HTTPS with this certificate (PEM) and its chain (default: none; HTTP)",
         metavar="PATH",
     )
     ssl_keyfile: str | None = option(
@@ -59,18 +64,23 @@ class ApiConfig(SeveralModelsConfig):
     kv_events_endpoint: str | None = option(
         None,
         "Network",
-        "publish changes of the prefix cache to gateways, in vLLM's KV event format, on this ZMQ PUB socket, such as "
-        "tcp://127.0.0.1:5557 or ipc:///path; every subscriber can read all prompts and answers",
+        "publish changes of the prefix cache to gateways, in vLLM's KV event format, on this ZMQ PUB "
+        "socket, such as tcp://127.0.0.1:5557 or ipc:///path, so that a gateway can send a request to the "
+        "server that has its prefix. Every subscriber can read all prompts and answers (default: none)",
         metavar="ENDPOINT",
     )
     kv_events_replay_endpoint: str | None = option(
         None,
         "Network",
-        "ZMQ ROUTER socket on which gateways can ask for KV events that they have missed",
+        "ZMQ ROUTER socket on which gateways can ask for KV events that they have missed; needs "
+        "--kv-events-endpoint (default: none; missed events are lost)",
         metavar="ENDPOINT",
     )
     kv_events_topic: str = option(
-        "", "Network", "topic of the KV events; some gateways identify servers by it", metavar="TOPIC"
+        "",
+        "Network",
+        "topic of the KV events; some gateways identify servers by it (default: the empty topic)",
+        metavar="TOPIC",
     )
     kv_events_format: str = option(
         "maps",
@@ -89,15 +99,16 @@ class ApiConfig(SeveralModelsConfig):
     api_key: tuple[str, ...] = option(
         (),
         "Network",
-        "require this bearer token on every request except /health, /metrics and the web pages. Repeat the flag (in "
-        "the variable: separate by commas) for more keys; each key gets an equal share of a busy server",
+        "require this bearer token on every request except /health, /metrics and the web pages. Repeat the "
+        "flag (in the variable: separate by commas) for more keys; each key gets an equal share of a busy "
+        "server (default: none; no key is needed)",
         metavar="KEY",
     )
     api_key_file: str | None = option(
         None,
         "Network",
-        "file of API keys, in addition to --api-key, one per line: a name and a key. Each key gets "
-        "an equal share of a busy server",
+        "file of API keys, in addition to --api-key, one per line: a name and a key. SIGHUP reads it "
+        "again. Each key gets an equal share of a busy server (default: none)",
         metavar="PATH",
     )
     max_requests_per_key: int | None = option(
@@ -119,7 +130,11 @@ class ApiConfig(SeveralModelsConfig):
         high=1 << 20,
     )
     chat_template: str | None = option(
-        None, "Chat", "file with a chat template (Jinja) that replaces the model's own", metavar="PATH"
+        None,
+        "Chat",
+        "file with a chat template (Jinja) that replaces the model's own, such as one with a mistake "
+        "mended (default: the model's)",
+        metavar="PATH",
     )
     generation_config: str = option(
         "none",
@@ -131,14 +146,17 @@ class ApiConfig(SeveralModelsConfig):
     override_generation_config: str | None = option(
         None,
         "Chat",
-        'default sampling parameters that override the model\'s recommendations: {"temperature": 0.7, "top_p": 0.8}; '
-        'also {"max_new_tokens": 4096}, for chats without a limit of their own',
+        'default sampling parameters that override the model\'s recommendations: {"temperature": 0.7, '
+        '"top_p": 0.8}; also {"max_new_tokens": 4096}, for chats without a limit of their own. A '
+        "request's own parameters come first (default: none)",
         metavar="JSON",
     )
     tool_call_parser: str = option(
         "auto",
         "Chat",
-        "format of the model's tool calls; auto: recognised from its chat template",
+        "format of the model's tool calls, by which they are told from its text; auto: recognised from the "
+        "chat template; none: calls stay text. Name one if auto recognises none or the wrong one, which "
+        "the log shows",
         choices=(
             "auto",
             "hermes",

@@ -43,8 +43,9 @@ class EngineConfig(SpeculativeConfig):
     weight_layout: str = option(
         "panels",
         "CPU engine",
-        "panels: repack weights while loading, for the fastest decoding; file: compute from the memory-mapped file as "
-        "it is, for an instant start and less memory (do not change the file while it is served)",
+        "panels: repack weights while loading, for the fastest decoding; file: compute from the "
+        "memory-mapped file as it is, for an instant start and less memory, but slower steps (do not "
+        "change the file while it is served)",
         choices=("panels", "file"),
     )
     expert_ram: float | None = option(
@@ -68,8 +69,9 @@ class EngineConfig(SpeculativeConfig):
     cpu_binding: str = option(
         "auto",
         "CPU engine",
-        "CPU cores on which each compute thread may run. cores: one core of its own; nodes: the cores of its NUMA "
-        "node; none: all cores; auto: cores if there are as many cores as threads, else nodes",
+        "CPU cores on which each compute thread may run. cores: one core of its own; nodes: the cores of "
+        "its NUMA node, for machines whose cores other programs use too; none: all cores; auto: cores if "
+        "there are as many cores as threads, else nodes",
         choices=("auto", "cores", "nodes", "none"),
     )
     num_gpu_experts: int | None = option(
@@ -104,15 +106,16 @@ class EngineConfig(SpeculativeConfig):
     expert_heat: str | None = option(
         None,
         "GPU",
-        "file with the number of times that each expert was used, as /v1/experts/heat exports it: the most used "
-        "experts are placed on the GPU first",
+        "file with the number of times that each expert was used, as /v1/experts/heat exports it: the most "
+        "used experts are placed on the GPU first (default: none; experts are placed by id)",
         metavar="PATH",
     )
     placement_rules: str | None = option(
         None,
         "GPU",
-        "YAML file of rules that place tensors on the GPU or in RAM by name; tensors without a matching rule follow "
-        "the other flags. On the CPU engine, rules choose the experts that stay in RAM when others are on disk",
+        "YAML file of rules that place tensors on the GPU or in RAM by name; tensors without a matching "
+        "rule follow the other flags. On the CPU engine, rules choose the experts that stay in RAM when "
+        "others are on disk (default: none)",
         metavar="PATH",
     )
     n_gpu_layers: int | None = option(
@@ -134,9 +137,10 @@ class EngineConfig(SpeculativeConfig):
     gpu_prefill_token_threshold: int | None = option(
         None,
         "GPU",
-        "number of prompt tokens in a step from which the experts in RAM are copied to the GPU for the step and "
-        "computed there; in smaller steps the CPU computes them (default: both compute a share, by speeds measured "
-        "at the start)",
+        "number of tokens from which a step with prompts copies the experts in RAM to the GPU and computes "
+        "all of them there; in smaller steps the CPU computes them. Lower it for a slow CPU, raise it for "
+        "a slow PCIe link (default: by speeds measured at the start, which let the GPU compute none in "
+        "small steps and a growing share in larger ones)",
         low=1,
         high=1 << 20,
     )

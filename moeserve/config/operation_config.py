@@ -28,7 +28,11 @@ class OperationConfig(EngineConfig):
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = option(
-        "text", "Server", "text: plain lines; json: one JSON object per line", choices=("text", "json")
+        "text",
+        "Server",
+        "form of the log on standard error. text: plain lines; json: one JSON object per line, for log "
+        "collectors",
+        choices=("text", "json"),
     )
     otlp_endpoint: str | None = option(
         None,
@@ -40,8 +44,8 @@ class OperationConfig(EngineConfig):
     debug_dump: str | None = option(
         None,
         "Server",
-        "write the results of each layer in the first steps (--debug-dump-steps) to this new folder, for `moeserve "
-        "compare-dumps` (the prompts can be reconstructed from it)",
+        "write the results of each layer in the first steps (--debug-dump-steps) to this new folder, for "
+        "`moeserve compare-dumps` (the prompts can be reconstructed from it; default: none)",
         metavar="PATH",
     )
     debug_dump_steps: int | None = option(
@@ -54,9 +58,9 @@ class OperationConfig(EngineConfig):
     record_routing_trace: str | None = option(
         None,
         "Server",
-        "record to this new file which experts every layer chooses for the generated tokens, one request at a time; "
-        "steps are slower meanwhile. `moeserve bench engine --routing-trace` replays the file, `moeserve plan "
-        "--routing-trace` predicts the expert cache from it",
+        "record to this new file which experts every layer chooses for the generated tokens, one request "
+        "at a time; steps are slower meanwhile. `moeserve bench engine --routing-trace` replays the file, "
+        "`moeserve plan --routing-trace` predicts the expert cache from it (default: none)",
         metavar="PATH",
     )
     record_routing_tokens: int | None = option(
@@ -118,7 +122,7 @@ class OperationConfig(EngineConfig):
     shutdown_timeout: float = option(
         30.0,
         "Server",
-        "seconds that running requests may take to finish after SIGTERM; then they are ended",
+        "seconds that running requests may take to finish after SIGTERM; then they end with an error",
         low=0,
         high=86400,
     )

@@ -32,8 +32,9 @@ class ServerConfig(OperationConfig):
     max_model_len: int | None = option(
         None,
         "Model",
-        "maximum tokens of one request, prompt and answer together (default: the model's context length, or the size "
-        "of the KV pool if that is less)",
+        "maximum tokens of one request, prompt and answer together; longer ones are refused. Lower it if "
+        "the KV pool does not fit (default: the model's context length, or the size of the KV pool if that "
+        "is less)",
         low=16,
         high=1 << 24,
     )
@@ -47,8 +48,9 @@ class ServerConfig(OperationConfig):
     mmproj: str | None = option(
         None,
         "Model",
-        "the model's vision tower, which lets chats contain pictures: an mmproj GGUF file, or auto: the one "
-        "beside the model file or in the model's folder of safetensors (CPU, or one GPU)",
+        "the model's vision tower, which lets chats contain pictures: an mmproj GGUF file, or auto: the "
+        "one beside the model file or in the model's folder of safetensors. On the CPU or one GPU "
+        "(default: none; requests with pictures are refused)",
         metavar="FILE",
     )
     mmproj_device: str = option(
@@ -62,7 +64,9 @@ class ServerConfig(OperationConfig):
     image_min_tokens: int | None = option(
         None,
         "Model",
-        "enlarge pictures of fewer than N tokens (default: 8). Gemma 3 and 4, Kimi and Llama 4 refuse this flag",
+        "enlarge pictures of fewer than N tokens, so that the model sees more of a small picture's detail; "
+        "such pictures then take longer to read (default: 8). Gemma 3 and 4, Kimi and Llama 4 refuse this "
+        "flag",
         low=1,
         high=16384,
         metavar="N",
@@ -79,7 +83,8 @@ class ServerConfig(OperationConfig):
     video_max_tokens: int = option(
         4096,
         "Model",
-        "shrink videos to at most N tokens, all frames together (Qwen recommends 12288)",
+        "shrink videos to at most N tokens, all frames together; more show more detail, but are read more "
+        "slowly and take room in the KV pool (Qwen recommends 12288)",
         low=4,
         high=16384,
         metavar="N",
@@ -87,8 +92,8 @@ class ServerConfig(OperationConfig):
     image_cache: float = option(
         0.5,
         "Model",
-        "memory for embeddings of recent pictures, so that a picture that a conversation sends again with each turn "
-        "is not encoded again; 0: none",
+        "RAM for embeddings of recent pictures, so that a picture that a conversation sends again with "
+        "each turn is not encoded again; 0: none",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -106,16 +111,16 @@ class ServerConfig(OperationConfig):
     allowed_media_domains: tuple[str, ...] = option(
         (),
         "Model",
-        "hosts from which the server may fetch pictures that requests name by URL; more may follow, or repeat the "
-        "flag (default: none; such requests are refused)",
+        "hosts from which the server may fetch pictures that requests name by URL; more may follow, or "
+        "repeat the flag (default: none; requests with URLs of pictures are refused)",
         metavar="HOST",
         several=True,
     )
     lora_modules: tuple[str, ...] = option(
         (),
         "Model",
-        "serve a LoRA adapter (a PEFT folder or a llama.cpp GGUF file) as a model with this name; more pairs may "
-        "follow, or repeat the flag (CPU, or one GPU)",
+        "serve a LoRA adapter (a PEFT folder or a llama.cpp GGUF file) as a model with this name; more "
+        "pairs may follow, or repeat the flag. On the CPU or one GPU (default: none)",
         metavar="NAME=PATH",
         several=True,
     )
@@ -123,13 +128,15 @@ class ServerConfig(OperationConfig):
         None,
         "Model",
         "let clients load and unload LoRA adapters from this folder while the server runs, by POST to "
-        "/v1/load_lora_adapter and /v1/unload_lora_adapter (CPU, or one GPU)",
+        "/v1/load_lora_adapter and /v1/unload_lora_adapter. On the CPU or one GPU (default: none; these "
+        "paths answer 403)",
         metavar="PATH",
     )
     max_loras: int | None = option(
         None,
         "Model",
-        "maximum number of loaded adapters with --lora-dir, including --lora-modules (default: 16)",
+        "maximum number of loaded adapters with --lora-dir, including those of --lora-modules; a further "
+        "one is refused until a client unloads one (default: 16)",
         low=1,
         high=1024,
     )
@@ -144,8 +151,8 @@ class ServerConfig(OperationConfig):
     pull: str = option(
         "off",
         "Model",
-        "allow: let clients download models from the Hugging Face Hub by POST to /api/pull, as in Ollama, and remove "
-        "them by DELETE to /api/delete",
+        "allow: let clients download models from the Hugging Face Hub by POST to /api/pull, as in Ollama, "
+        "and remove them by DELETE to /api/delete; off: refuse both",
         choices=("off", "allow"),
     )
     max_num_seqs: int = option(
@@ -239,10 +246,10 @@ class ServerConfig(OperationConfig):
     kv_disk: str | None = option(
         None,
         "Capacity",
-        "folder in which the prefix cache keeps KV of prompts and answers on disk, to read it back when a prompt "
-        "begins with the same text, also after a restart; --kv-disk-gib limits it. For one server at a time; not with "
-        "several GPUs, nor if the CPU computes the first layers of a GPU's model. The texts can be reconstructed from "
-        "these files",
+        "folder in which the prefix cache keeps KV of prompts and answers on disk, to read it back when a "
+        "prompt begins with the same text, also after a restart; --kv-disk-gib limits it. For one server "
+        "at a time; not with several GPUs, nor if the CPU computes the first layers of a GPU's model. The "
+        "texts can be reconstructed from these files (default: none)",
         metavar="PATH",
     )
     kv_disk_gib: float | None = option(
@@ -262,9 +269,10 @@ class ServerConfig(OperationConfig):
     state_snapshot_budget: float | None = option(
         None,
         "Capacity",
-        "memory for snapshots of recurrent state, from which a recurrent model continues a conversation instead of "
-        "reading it again (default: an eighth of the memory that weights and the states of running requests leave "
-        "free, at most 4 x --max-num-seqs snapshots)",
+        "memory, in RAM or on the GPU beside the weights, for snapshots of recurrent state, from which a "
+        "recurrent model continues a conversation instead of reading it again; 0: none (default: an eighth "
+        "of the memory that weights and the states of running requests leave free, at most 4 x "
+        "--max-num-seqs snapshots)",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -285,21 +293,26 @@ class ServerConfig(OperationConfig):
     parallel: str = option(
         "auto",
         "Device",
-        "how several GPUs divide the model. tensor: each has a part of the heads and experts of every layer; layers: "
-        "each has some of the layers; auto: tensor, or layers if the model's layers cannot be divided or the GPUs "
-        "cannot access one another's memory",
+        "how several GPUs divide the model. tensor: each has a part of the heads and experts of every "
+        "layer, so that each answer is faster; layers: each has some of the layers, one GPU after the "
+        "other, which needs less traffic between GPUs; auto: tensor, or layers if the model's layers "
+        "cannot be divided or the GPUs cannot access one another's memory",
         choices=("auto", "layers", "tensor"),
     )
     worker: str | None = option(
         None,
         "Network",
-        "compute on another machine, where `moeserve worker` listens at this address; needs --worker-ssl-certfile and "
-        "--worker-ssl-ca-certs. --model must name the same model on this machine, where a file with the header alone, "
-        "without weights, is enough",
+        "compute on another machine, where `moeserve worker` listens at this address; needs "
+        "--worker-ssl-certfile and --worker-ssl-ca-certs. --model must name the same model on this "
+        "machine, where a file with the header alone, without weights, is enough (default: none; compute "
+        "on this machine)",
         metavar="HOST:PORT",
     )
     worker_ssl_certfile: str | None = option(
-        None, "Network", "this server's certificate for --worker (PEM)", metavar="PATH"
+        None,
+        "Network",
+        "this server's certificate for --worker, a PEM file; required with --worker (default: none)",
+        metavar="PATH",
     )
     worker_ssl_keyfile: str | None = option(
         None, "Network", "private key of --worker-ssl-certfile (default: in that file)", metavar="PATH"
@@ -307,6 +320,7 @@ class ServerConfig(OperationConfig):
     worker_ssl_ca_certs: str | None = option(
         None,
         "Network",
-        "certificates (PEM) of the authority that must have signed the worker's certificate",
+        "certificates (PEM) of the authority that must have signed the worker's certificate; required with "
+        "--worker (default: none)",
         metavar="PATH",
     )

@@ -14,8 +14,9 @@ class SeveralModelsConfig:
     models_file: str | None = option(
         None,
         "Several models",
-        "YAML or JSON file that lists the models to serve. Each entry has the key model; pin (true: load it at the "
-        "start and never unload it) if needed; and the flags for this model alone, without their dashes",
+        "YAML or JSON file that lists the models to serve. Each entry has the key model; pin (true: load "
+        "it at the start and never unload it) if needed; and the flags for this model alone, without their "
+        "dashes (default: none; the models of the command line)",
         metavar="PATH",
     )
     models_memory: float | None = option(
@@ -38,7 +39,8 @@ class SeveralModelsConfig:
     model_load_timeout: float | None = option(
         None,
         "Several models",
-        "maximum seconds that a request waits for its model to be loaded; then it gets a 503 (default: 300)",
+        "maximum seconds that a request waits for its model to be loaded; then it gets a 503. Raise it for "
+        "large models on slow disks (default: 300)",
         low=0.1,
         high=86400,
     )

@@ -50,7 +50,7 @@ class SpeculativeConfig(ApiConfig):
         "Model",
         "a small model with the same vocabulary (only with --device cpu), or the model's EAGLE-3 head (CPU, or one "
         "GPU), for speculative decoding: a .gguf file, a folder or a name on the hub, as for --model. Without "
-        f"--speculative-config it drafts {_DEFAULT_DRAFTS} tokens a step",
+        f"--speculative-config it drafts {_DEFAULT_DRAFTS} tokens a step (default: none)",
         metavar="MODEL",
     )
 

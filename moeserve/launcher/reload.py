@@ -17,16 +17,18 @@ LOOK_S = 1.0  # interval between checks whether the server still runs
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve reload",
-        description="Start the installed version beside the running server, on the same sockets, and end the one "
-        "before when its requests have ended. Exit code 0 when the next server serves; 1 where it could not start, and "
-        "the one before goes on.",
+        description="Upgrade without downtime: start the installed version beside the running server, on the same "
+        "sockets, and end the old server when its requests have ended. Exit code 0 when the new server is ready; 1 if "
+        "it "
+        "could not start, and then the old one continues.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--pid",
         type=int,
         metavar="PID",
-        help="process id of the server's launcher, where there are several servers",
+        help="process id of the launcher of the server to upgrade; required if several servers run (default: the only "
+        "one)",
     )
     return parser
 

@@ -141,6 +141,8 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
         assert env_name(option.name) in words
         if option.default not in (None, "", ()):
             assert f"default: {option.default}, {env_name(option.name)}" in words
+        else:
+            assert "default: " in option.metadata["help"], option.name
 
 
 @pytest.mark.parametrize(

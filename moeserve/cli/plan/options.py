@@ -73,7 +73,10 @@ def command_parser() -> argparse.ArgumentParser:
         return f"default: measured; {rate:g} if --gpu-memory is given"
 
     machine.add_argument(
-        "--gpu-memory", type=number, metavar="GIB", help="plan for a GPU with this much memory"
+        "--gpu-memory",
+        type=number,
+        metavar="GIB",
+        help="plan for a GPU with this much memory, also on a machine without a GPU (default: this machine's GPU)",
     )
     machine.add_argument(
         "--ram", type=number, metavar="GIB", help="RAM for the server (default: the free RAM)"
@@ -105,6 +108,8 @@ def command_parser() -> argparse.ArgumentParser:
             "published ones)"
         ),
     )
-    parser.add_argument("--verbose", action="store_true", help="list every tensor")
+    parser.add_argument(
+        "--verbose", action="store_true", help="list each tensor with its size and place (default: only sums)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser

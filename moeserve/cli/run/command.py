@@ -51,9 +51,12 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="the question, for use without MODEL")
     parser.add_argument(
-        "--url", metavar="URL", help="use the server at this URL, on this or another machine; never start one"
+        "--url",
+        metavar="URL",
+        help="use the server at this URL, on this or another machine, and never start one (default: the server at "
+        "--host and --port)",
     )
-    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt (default: none)")
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
@@ -66,7 +69,8 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         action="append",
         default=[],
-        help="file with a picture that the question is about",
+        help="file with a picture that the question is about; repeat the flag for more pictures. The model needs a "
+        "vision tower (--mmproj)",
     )
     parser.add_argument(
         "--reasoning",

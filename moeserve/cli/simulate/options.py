@@ -76,13 +76,14 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--base-ms",
         type=ms,
         metavar="MS",
-        help="instead of --step-time: fixed milliseconds of every step; see --token-ms",
+        help="fixed milliseconds of every step, in place of --step-time (default: 0 if --token-ms is given)",
     )
     engine.add_argument(
         "--token-ms",
         type=ms,
         metavar="MS",
-        help="with --base-ms: milliseconds that each token adds to its step",
+        help="milliseconds that each token adds to its step, in place of --step-time (default: 0 if --base-ms is "
+        "given)",
     )
     engine.add_argument(
         "--max-tokens",

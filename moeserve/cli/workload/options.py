@@ -186,7 +186,10 @@ def add_judgement_options(parser: argparse.ArgumentParser) -> None:
         "--save-detailed", action="store_true", help="with --save-result: also write each request's figures"
     )
     group.add_argument(
-        "--plot", type=Path, metavar="FILE.svg", help="draw distributions, and tokens and requests over time"
+        "--plot",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw the distributions of TTFT and ITL, and tokens and requests over time, as an SVG file",
     )
 
 

@@ -92,7 +92,9 @@ def command_parser() -> argparse.ArgumentParser:
         command.add_argument("folder", type=Path, metavar="FOLDER", help="the folder given to --kv-disk")
         command.set_defaults(run=run)
         if name == "prune":
-            command.add_argument("gib", type=_gib, metavar="GIB", help="how much may stay; 0: nothing")
+            command.add_argument(
+                "gib", type=_gib, metavar="GIB", help="GiB that may stay; 0: delete everything"
+            )
     return parser
 
 
