@@ -128,6 +128,13 @@ def _plain(message: str) -> str:
         return f"{', '.join(json.loads(f'[{keywords[1]}]'))} cannot be enforced"
     if text.startswith("regex parse error"):
         return f"pattern: {text.rpartition('error: ')[2]}"
+    if text.startswith("Unable to determine if regex is empty"):
+        return (
+            "pattern, format and lengths of this string are too complex to be enforced together; simplify the pattern, "
+            "or leave minLength and maxLength out"
+        )
+    if text.startswith(f"{_UNSATISFIABLE}: Regex is empty"):
+        return f"{_UNSATISFIABLE}: no string fits pattern, format and lengths together; correct one of them"
     if text.startswith("circular references"):
         return "a $ref that leads back to itself cannot be combined with keywords beside it"
     return text.partition("\n")[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.interface import ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
@@ -33,5 +33,5 @@ def deep_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValu
     Raises ModelError."""
     asked = config.get(DEEP_LAYERS, [])
     if not isinstance(asked, list):
-        raise ModelError(path, f"{DEEP_LAYERS!r} is {asked!r}; a list is expected")
+        raise SettingError(path, f"{DEEP_LAYERS!r} is {asked!r}; a list is expected")
     return {n.DEEP_LAYERS: len(asked)}

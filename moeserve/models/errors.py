@@ -25,6 +25,24 @@ class ModelError(UserError, ValueError):
         self.path = path
 
 
+class SettingError(ModelError):
+    """A setting or tensor that this version cannot serve: unknown, contradictory, missing or of the wrong kind. Ends
+    with the remedy, which depends on the file's format."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(path, f"{problem}; {remedy_of(path)}")
+
+
+def remedy_of(path: Path) -> str:
+    """Returns what to do about a file or folder whose contents cannot be served."""
+    if path.suffix == ".gguf":
+        return "convert the model again with a current llama.cpp, or choose another GGUF file of it or a newer moeserve"
+    return (
+        "download it again if it is not as published, else choose a GGUF file or another checkpoint of the model, or "
+        "a newer moeserve"
+    )
+
+
 def replaced_error(path: Path) -> ModelError:
     """Returns the error for a file that is not the one, or not the version of it, that was mapped."""
     return ModelError(path, "was replaced or changed since it was loaded; restart the server")

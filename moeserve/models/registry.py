@@ -112,6 +112,7 @@ class _Families(Mapping[str, ModelFamily]):
 
 
 _families: Final = _Families()
+_INSTEAD: Final = "choose a model of one of these, or a newer moeserve"
 FAMILIES: Final[Mapping[str, ModelFamily]] = _families  # by architecture
 
 
@@ -135,7 +136,7 @@ def read_shape(source: ModelSource) -> ModelShape:
         refuse_draft_head(source.path, source.architecture)
         raise ModelError(
             source.path,
-            f"architecture {source.architecture!r} is not supported; supported are {', '.join(FAMILIES)}",
+            f"architecture {source.architecture!r} is not supported; supported are {', '.join(FAMILIES)}; {_INSTEAD}",
         )
     orders = column_orders(source)
     shape = family.read_shape(source)
@@ -160,7 +161,8 @@ def family_of_config(path: Path, config: Mapping[str, Any]) -> tuple[ModelFamily
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in readable:
         raise ModelError(
-            path, f"model_type {model_type!r} is not supported; supported are {', '.join(readable)}"
+            path,
+            f"model_type {model_type!r} is not supported; supported are {', '.join(readable)}; {_INSTEAD}",
         )
     wrapped = [each for each in families if model_type in each[1].wrappers]
     if not wrapped:
@@ -186,6 +188,6 @@ def _family_of_text(
         raise ModelError(
             path,
             f"model_type of 'text_config' is {inner!r}; in a {config['model_type']} {' and '.join(readable)} are "
-            "supported",
+            f"supported; {_INSTEAD}",
         )
     return readable[inner]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.latent import AttentionForm
@@ -239,14 +239,14 @@ def check_tensors(shape: ModelShape, source: ModelSource) -> None:
     for name in source.tensors:
         # Ignoring a tensor, a bias for example, would silently change every answer.
         if name not in expected and name not in unused and n.layer_of(name) not in skipped:
-            raise ModelError(
+            raise SettingError(
                 source.path, f"tensor {name!r} has no place in architecture {shape.architecture!r}"
             )
 
 
 def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int, ...]) -> None:
     if tensor.name.endswith(n.of_part(n.EXPERTS_BY_TOKEN)) and int(tensor.type) != I32.number:
-        raise ModelError(
+        raise SettingError(
             source.path,
             f"tensor {tensor.name!r} is of type {tensor.type.name}; expert ids are expected as I32",
         )
@@ -260,7 +260,7 @@ def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int
             f"{list(dimensions)} is expected from the metadata; convert the model again",
         )
     if len(dimensions) == 1 and tensor.type.is_quantised:
-        raise ModelError(
+        raise SettingError(
             source.path,
             f"tensor {tensor.name!r} is of type {tensor.type.name}; norms and biases are expected as F32, F16 or BF16",
         )

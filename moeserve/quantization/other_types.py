@@ -72,9 +72,10 @@ OTHER_TYPES: Mapping[int, OtherType] = MappingProxyType(
 def unsupported_type(number: int, supported: str) -> str:
     """Returns the message for a tensor of a type that is not read. supported: the names of the types that are."""
     other = OTHER_TYPES.get(number)
+    these = f"supported are {supported}"
     if other is None:
-        return f"is of type number {number}, which is not supported; supported are {supported}"
+        return f"is of type number {number}, which is not supported; {these}; choose one of them, or a newer moeserve"
     said = f"is of type {other.name} ({other.owner}, number {number}), which is not supported; "
     if other.instead:
-        said += f"download a file of {other.instead} instead; "
-    return f"{said}supported are {supported}"
+        return f"{said}download a file of {other.instead} instead; {these}"
+    return f"{said}{these}; convert the model to one of them"

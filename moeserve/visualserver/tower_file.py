@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.models.sources.huggingface import open_tower_folder
 from moeserve.models.sources.source import TensorSource
@@ -52,7 +52,7 @@ def open_tower(path: Path) -> tuple[TensorSource, AnyTowerShape]:
     projector = meta.require_str(key if key in meta else "clip.projector_type")
     if projector not in _READERS:
         supported = ", ".join(map(repr, _READERS))
-        raise ModelError(path, f"has the projector {projector!r}; supported are {supported}")
+        raise SettingError(path, f"has the projector {projector!r}; supported are {supported}")
     shape = _READERS[projector](file)
     check_tensors(file, shape)
     return file, shape

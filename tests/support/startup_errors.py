@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.statements import statements
 
 PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
-ERRORS = {"ConfigError", "FileError", "ModelError", "GGUFError", "HubError"}
+ERRORS = {"ConfigError", "FileError", "ModelError", "SettingError", "GGUFError", "HubError"}
 # Not of a server's start.
 ELSEWHERE = ("cli/bench/", "cli/plan/", "cli/simulate/", "cli/workload/", "processes/lifecycle.py")
 HOLE = "…"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
@@ -50,7 +50,7 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
     """Translates `layer_types` or `global_attn_every_n_layers`: layers with a window. Raises ModelError."""
     layers, period = config.get("num_hidden_layers"), config.get("global_attn_every_n_layers")
     if not isinstance(layers, int) or not 1 <= layers <= 1024:
-        raise ModelError(path, f"'num_hidden_layers' is {layers!r}; 1 to 1024 is supported")
+        raise SettingError(path, f"'num_hidden_layers' is {layers!r}; 1 to 1024 is supported")
     types = layer_types(path, config, layers)
     if types is not None:
         return windows_of(types)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
@@ -56,7 +56,7 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError for Ling 1, whose config.json has the same model_type."""
     architectures = config.get("architectures") or ()
     if "BailingMoeForCausalLM" in architectures:
-        raise ModelError(
+        raise SettingError(
             path, f"'architectures' is {architectures!r:.80}; only Ling 2 and later are supported"
         )
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface import latent
@@ -97,7 +97,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = settings.get("rope_type", settings.get("type")) if isinstance(settings, dict) else settings
     if kind not in (None, "default"):
-        raise ModelError(path, f"'rope_type' is {kind!r:.80}; only 'default' is supported")
+        raise SettingError(path, f"'rope_type' is {kind!r:.80}; only 'default' is supported")
     source = settings if settings.get("rope_theta") is not None else config
     return {"rope.freq_base": number(path, source, "rope_theta", 2.0, 1e12, default=6e6)}
 
@@ -105,7 +105,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError for Ling 2.5, whose config.json has the same model_type."""
     if "V2_5" in str(config.get("architectures")):
-        raise ModelError(
+        raise SettingError(
             path, f"'architectures' is {config['architectures']!r:.80}; only Ling 3 is supported"
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from moeserve.models.deepseek2.hugging_face import MAPPING
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.latent import derived
@@ -36,13 +36,13 @@ def _with_indexer_types(path: Path, config: Mapping[str, Any]) -> dict[str, Meta
         if not (
             isinstance(layers, int) and isinstance(period, int) and isinstance(first, int) and period > 0
         ):
-            raise ModelError(
+            raise SettingError(
                 path,
                 f"'index_topk_freq' is {period!r} and 'index_skip_topk_offset' {first!r}; only numbers are supported",
             )
         kinds = ["full" if max(i - first + 1, 0) % period == 0 else "shared" for i in range(layers)]
     if not isinstance(kinds, list | str) or len(kinds) != layers or any(kind not in KINDS for kind in kinds):
-        raise ModelError(
+        raise SettingError(
             path, f"'indexer_types' is {kinds!r}; only 'full' or 'shared' for each layer is supported"
         )
     return values | {n.INDEXER_TYPES: np.array([KINDS[kind] for kind in kinds], np.bool_)}

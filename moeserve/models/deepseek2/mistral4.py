@@ -14,7 +14,7 @@ from typing import Any
 
 from moeserve.models.deepseek2.family import read_shape as read_latent_shape
 from moeserve.models.deepseek2.hugging_face import MAPPING
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.interface import ModelFamily, ModelShape
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface import latent
@@ -38,7 +38,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     share = scaling.get("partial_rotary_factor") if isinstance(scaling, dict) else None
     if share is not None and not (isinstance(share, int | float) and int(key * share) == rotated):
-        raise ModelError(
+        raise SettingError(
             path,
             f"'partial_rotary_factor' is {share!r:.40} and 'qk_rope_head_dim' {rotated} of {key}: they do not agree",
         )

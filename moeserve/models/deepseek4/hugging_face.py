@@ -9,7 +9,7 @@ from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
@@ -75,10 +75,10 @@ def _ratios(path: Path, config: Mapping[str, Any], layers: int) -> list[int]:
     rates = config.get("compress_rates") or {}
     names = [*_RATIOS]
     if not isinstance(kinds, list) or len(kinds) < layers or any(kind not in names for kind in kinds):
-        raise ModelError(path, f"'layer_types' is {kinds!r}; one of {names} for each layer is expected")
+        raise SettingError(path, f"'layer_types' is {kinds!r}; one of {names} for each layer is expected")
     ratios = [rates.get(kind, _RATIOS[kind]) for kind in kinds[:layers]]
     if not _are_integers(ratios):
-        raise ModelError(path, f"'compress_rates' is {rates!r}; numbers of tokens are expected")
+        raise SettingError(path, f"'compress_rates' is {rates!r}; numbers of tokens are expected")
     return ratios
 
 
@@ -93,7 +93,9 @@ def _hashed(path: Path, config: Mapping[str, Any], layers: int) -> int:
         return min(layers, integer(path, config, "num_hash_layers", _HASHED_LAYERS, low=0))
     count = kinds.count(_HASHED) if isinstance(kinds, list) else -1
     if count < 0 or len(kinds) < layers or _HASHED in kinds[count:]:
-        raise ModelError(path, f"'mlp_layer_types' is {kinds!r}; 'hash_moe' is supported in the first layers")
+        raise SettingError(
+            path, f"'mlp_layer_types' is {kinds!r}; 'hash_moe' is supported in the first layers"
+        )
     return count
 
 
@@ -132,13 +134,13 @@ def _rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         scaling = both["compress"]
         theta, entries = both["main"].get("rope_theta", theta), scaling.get("rope_theta", entries)
     if scaling is not None and not isinstance(scaling, dict):
-        raise ModelError(path, f"'rope_scaling' is {scaling!r}; an object is expected")
+        raise SettingError(path, f"'rope_scaling' is {scaling!r}; an object is expected")
     # The family leaves out YaRN's magnitude by itself.
     left_out = ("partial_rotary_factor", "attention_factor", "rope_theta")
     kept = {name: value for name, value in (scaling or {}).items() if name not in left_out}
     magnitude = (scaling or {}).get("attention_factor", 1.0)
     if magnitude != 1.0:
-        raise ModelError(path, f"'attention_factor' is {magnitude!r}; only 1 is supported")
+        raise SettingError(path, f"'attention_factor' is {magnitude!r}; only 1 is supported")
     values = rope_of(path, {"rope_theta": theta, "rope_parameters": kept}, MAPPING)
     return values | {"attention.compress_rope_freq_base": 160000.0 if entries is None else entries}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
@@ -44,7 +44,7 @@ def no_windows(path: Path, config: Mapping[str, Any]) -> None:
     one.)"""
     types = config.get("layer_types") or []
     if not isinstance(types, list) or SLIDING in types:
-        raise ModelError(path, f"'layer_types' is {types!r:.80}; only {FULL!r} is supported")
+        raise SettingError(path, f"'layer_types' is {types!r:.80}; only {FULL!r} is supported")
 
 
 FAMILY = ModelFamily(

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from moeserve.models.eagle3.shape import ARCHITECTURE, IDS, INPUT_NORM, JOINED, THETA
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -114,7 +114,7 @@ def _flat(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of the layer and of the head in one object."""
     inner, eagle = config.get("transformer_layer_config", {}), config.get("eagle_config", {})
     if not isinstance(inner, dict) or not isinstance(eagle, dict):
-        raise ModelError(path, "'transformer_layer_config' and 'eagle_config' are expected to be objects")
+        raise SettingError(path, "'transformer_layer_config' and 'eagle_config' are expected to be objects")
     flat = dict(config) | inner | {name: value for name, value in eagle.items() if name != _IDS}
     if _IDS in eagle and flat.get(_IDS) is None:
         # SGLang's form: the layers whose outputs are read. vLLM's, outside this object: those whose inputs are.
@@ -124,7 +124,7 @@ def _flat(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _list(path: Path, value: object) -> list[Any]:
     if not isinstance(value, list):
-        raise ModelError(path, f"{_IDS!r} is {value!r:.80}, a list is expected")
+        raise SettingError(path, f"{_IDS!r} is {value!r:.80}, a list is expected")
     return value
 
 
@@ -137,7 +137,7 @@ def _own(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     if config.get(_IDS) is not None:
         taps = _list(path, config[_IDS])
         if not all(type(each) is int and 0 <= each < 1 << 16 for each in taps):
-            raise ModelError(path, f"{_IDS!r} is {taps!r:.80}, numbers of layers are expected")
+            raise SettingError(path, f"{_IDS!r} is {taps!r:.80}, numbers of layers are expected")
         values["target_layers"] = np.array(taps, np.int32)
     return {f"{ARCHITECTURE}.{key}": value for key, value in values.items()}
 
@@ -145,7 +145,7 @@ def _own(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 def _absolute(path: Path, ids: StoredTensor) -> MadeTensor:
     """Returns the ids of the scored tokens, which are stored less their own number."""
     if ids.dtype != "I64" or len(ids.shape) != 1:
-        raise ModelError(
+        raise SettingError(
             path, f"tensor {IDS!r} is {ids.dtype} {list(ids.shape)}; a vector of I64 is expected"
         )
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from moeserve.models.attention import AttentionShape
 from moeserve.models.cpu_step_buffers import int8_row_bytes
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.feed_forward import DenseFfnShape
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.shape_reader import ShapeReader
@@ -98,7 +98,7 @@ def read_draft_head(source: ModelSource, model: ModelShape) -> DraftHeadShape:
     else:
         scored = model.vocab_size
     if has_ids and (tensors[IDS].type != I64 or tensors[IDS].shape != (scored,)):
-        raise ModelError(
+        raise SettingError(
             source.path, f"tensor {IDS!r} must have one 64-bit number for each of {scored} tokens"
         )
     reader.integer(
@@ -189,7 +189,7 @@ def _check_fits(head: DraftHeadShape, source: ModelSource, model: ModelShape) ->
             f"{model.hidden_size}; choose a head made for this model",
         )
     if not head.has_ids and head.own.vocab_size != model.vocab_size:
-        raise ModelError(
+        raise SettingError(
             source.path,
             f"this head scores {head.own.vocab_size} tokens of {model.vocab_size} that the model has, and no {IDS!r} "
             "maps them",
@@ -202,7 +202,7 @@ def _check_tensors(head: DraftHeadShape, source: ModelSource, model: ModelShape)
         tensor = source.tensors.get(name)
         if tensor is None or tensor.shape != dimensions:
             found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
-            raise ModelError(source.path, f"tensor {name!r} {found}; {list(dimensions)} is expected")
+            raise SettingError(source.path, f"tensor {name!r} {found}; {list(dimensions)} is expected")
     for name in source.tensors:
         if name not in expected and name != IDS:
             raise ModelError(

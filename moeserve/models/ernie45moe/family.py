@@ -15,7 +15,7 @@ import numpy as np
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.feed_forward import MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
@@ -65,7 +65,7 @@ def dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataVal
     )
     if not all(isinstance(value, int) for value in (layers, first, last, step)) or step < 1:
         settings = ("num_hidden_layers", "moe_layer_interval")
-        raise ModelError(path, f"{' or '.join(map(repr, settings))} is missing, or not a whole number")
+        raise SettingError(path, f"{' or '.join(map(repr, settings))} is missing, or not a whole number")
     assert isinstance(layers, int)
     end = layers - 1 if last < 0 else last
     is_dense = [(layer + 1) % step != 0 or not first <= layer <= end for layer in range(layers)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
@@ -32,7 +32,7 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
         return {}
     pattern = config.get("sliding_window_pattern")
     if config.get("layer_types") is None and isinstance(pattern, str):
-        raise ModelError(path, f"{'layer_types'!r} is missing")
+        raise SettingError(path, f"{'layer_types'!r} is missing")
     period = PERIOD if isinstance(pattern, str) else integer(path, config, "sliding_window_pattern", PERIOD)
     window = integer(path, config, "sliding_window", 4096)
     return windows_by_period(path, config, period) | {n.SLIDING_WINDOW: window}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.next_token_layers import layer_with_parts
 from moeserve.models.shape_reader import ShapeReader
@@ -65,7 +65,7 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
     layers = config.get("num_hidden_layers")
     types = layer_types(path, config, layers) if isinstance(layers, int) else None
     if types is None:
-        raise ModelError(path, f"{'layer_types'!r} is missing")
+        raise SettingError(path, f"{'layer_types'!r} is missing")
     values = windows_of(types)
     of_blocks = config.get("mtp_layer_types")
     if isinstance(of_blocks, list) and of_blocks:

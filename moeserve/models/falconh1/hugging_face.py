@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.layer_settings import integer, number
@@ -56,7 +56,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     width = integer(path, config, "mamba_d_ssm", 1024)
     of_head = config.get("mamba_d_head", "auto")
     if width % heads or of_head not in ("auto", width // heads):
-        raise ModelError(
+        raise SettingError(
             path, f"'mamba_d_head' is {of_head!r:.80}; {heads} heads of {width} numbers do not have it"
         )
     factors = {part: _product(path, config, settings) for part, settings in SETTINGS.items()}
@@ -93,7 +93,7 @@ def _numbers(path: Path, config: Mapping[str, Any], name: str, count: int) -> li
     given = config.get(name)
     values = [1.0] * count if given is None else given
     if not isinstance(values, list) or len(values) != count:
-        raise ModelError(path, f"{name!r} is {given!r:.80}; {count} numbers are expected")
+        raise SettingError(path, f"{name!r} is {given!r:.80}; {count} numbers are expected")
     return [number(path, {name: each}, name, _LEAST, _MOST) for each in values]
 
 
@@ -101,12 +101,12 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError for limited time steps, layers without attention, and a norm before the gate."""
     check_mamba2(path, config)
     if config.get("attn_layer_indices") is not None:
-        raise ModelError(
+        raise SettingError(
             path,
             f"'attn_layer_indices' is {config['attn_layer_indices']!r:.80}; attention in all layers is supported",
         )
     if config.get("mamba_rms_norm") and config.get("mamba_norm_before_gate", True):
-        raise ModelError(path, "'mamba_norm_before_gate' is true; only a norm behind the gate is supported")
+        raise SettingError(path, "'mamba_norm_before_gate' is true; only a norm behind the gate is supported")
 
 
 MAPPING: Final = HuggingFaceMapping(

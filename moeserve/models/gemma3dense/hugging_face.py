@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.layer_settings import (
@@ -50,7 +50,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         window = {"rope_theta": config.get("rope_local_base_freq")}
     kind = full.get("rope_type", full.get("type", "default"))
     if kind not in ("default", "linear"):
-        raise ModelError(
+        raise SettingError(
             path, f"rope_type of {FULL} is {kind!r:.40}; only 'default' and 'linear' are supported"
         )
     values: dict[str, MetadataValue] = {

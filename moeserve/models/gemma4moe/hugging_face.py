@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.layer_settings import integer, windows_of
@@ -43,7 +43,7 @@ _KEYS = {
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates the settings that differ between layers with a window and layers without one. Raises ModelError."""
     if config.get("use_bidirectional_attention") == "all":
-        raise ModelError(path, "'use_bidirectional_attention' is 'all', which is not supported")
+        raise SettingError(path, "'use_bidirectional_attention' is 'all', which is not supported")
     types = _layer_types(path, config)
     full_dim, kv_heads = _heads(path, config, types)
     from_keys = config.get("attention_k_eq_v") is True
@@ -68,7 +68,7 @@ def _shared_layers(path: Path, config: Mapping[str, Any], layers: int) -> int:
     """Returns the number of last layers that use the keys and values of earlier ones."""
     shared = integer(path, config, "num_kv_shared_layers", 0, low=0)
     if shared >= layers:
-        raise ModelError(
+        raise SettingError(
             path, f"'num_kv_shared_layers' is {shared}; only fewer than {layers} layers are supported"
         )
     return shared
@@ -80,14 +80,14 @@ def _widths(path: Path, config: Mapping[str, Any], layers: int) -> list[int]:
     own = layers - _shared_layers(path, config, layers)
     doubled = config.get("use_double_wide_mlp") is True
     if doubled and config.get("enable_moe_block") is True and own < layers:
-        raise ModelError(path, "'use_double_wide_mlp' is true beside experts, which is not supported")
+        raise SettingError(path, "'use_double_wide_mlp' is true beside experts, which is not supported")
     return [width * (2 if doubled and layer >= own else 1) for layer in range(layers)]
 
 
 def _layer_types(path: Path, config: Mapping[str, Any]) -> list[str]:
     layers, types = config.get("num_hidden_layers"), config.get("layer_types")
     if not isinstance(layers, int) or not 1 <= layers <= 1024:
-        raise ModelError(path, f"'num_hidden_layers' is {layers!r}; 1 to 1024 is supported")
+        raise SettingError(path, f"'num_hidden_layers' is {layers!r}; 1 to 1024 is supported")
     if types is None:
         types = [FULL if (index + 1) % PERIOD == 0 else SLIDING for index in range(layers)]
     if (
@@ -95,7 +95,7 @@ def _layer_types(path: Path, config: Mapping[str, Any]) -> list[str]:
         or len(types) != layers
         or not all(each in (SLIDING, FULL) for each in types)
     ):
-        raise ModelError(path, f"'layer_types' is {types!r}; {SLIDING} or {FULL} of each layer is expected")
+        raise SettingError(path, f"'layer_types' is {types!r}; {SLIDING} or {FULL} of each layer is expected")
     return [*types[:-1], FULL]  # transformers gives the last layer full attention
 
 
@@ -114,18 +114,18 @@ def _heads(path: Path, config: Mapping[str, Any], types: list[str]) -> tuple[int
         index in known and isinstance(changes, dict) and changes.keys() <= base.keys()
         for index, changes in by_layer.items()
     ):
-        raise ModelError(
+        raise SettingError(
             path, f"'per_layer_config' is {by_layer!r}; only {' and '.join(base)} by layer are supported"
         )
     layers = [base | by_layer.get(str(index), {}) for index in range(len(types))]
     if not all(isinstance(value, int) and value > 0 for layer in layers for value in layer.values()):
-        raise ModelError(path, f"{' or '.join(map(repr, base))} is missing, or not a whole number")
+        raise SettingError(path, f"{' or '.join(map(repr, base))} is missing, or not a whole number")
     dims = {
         kind: {layer["head_dim"] for layer, each in zip(layers, types, strict=True) if each == kind}
         for kind in (SLIDING, FULL)
     }
     if len(dims[FULL]) > 1 or not dims[SLIDING] <= {base["head_dim"]}:
-        raise ModelError(path, "'per_layer_config' has heads of several widths in layers of one type")
+        raise SettingError(path, "'per_layer_config' has heads of several widths in layers of one type")
     return dims[FULL].pop(), [layer["num_key_value_heads"] for layer in layers]
 
 

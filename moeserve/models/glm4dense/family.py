@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.feed_forward import DenseFfnShape
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
@@ -62,7 +62,7 @@ def biases(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         return {n.HAS_QKV_BIAS: BIASED[kind]}
     value = config.get("attention_bias", True)
     if not isinstance(value, bool):
-        raise ModelError(path, f"'attention_bias' is {value!r:.80}; true or false is expected")
+        raise SettingError(path, f"'attention_bias' is {value!r:.80}; true or false is expected")
     return {n.HAS_QKV_BIAS: value}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface import latent
@@ -57,7 +57,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     heads = integer(path, config, "num_attention_heads")
     linear = {name: _of_linear(path, config, name) for name in _LINEAR_SETTINGS}
     if linear["num_heads"] != heads:
-        raise ModelError(
+        raise SettingError(
             path,
             f"'num_heads' of linear attention is {linear['num_heads']}; "
             f"only 'num_attention_heads', {heads}, is supported",
@@ -86,7 +86,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 def _linear_settings(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     linear = config.get(_LINEAR) or {}
     if not isinstance(linear, dict):
-        raise ModelError(path, f"{_LINEAR!r} is {linear!r:.80}; an object is expected")
+        raise SettingError(path, f"{_LINEAR!r} is {linear!r:.80}; an object is expected")
     return linear
 
 
@@ -117,7 +117,9 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError if layers that attend share a choice of keys."""
     kinds, layers = config.get("indexer_types"), config.get("num_hidden_layers")
     if kinds is not None and (not isinstance(kinds, list) or set(kinds[:layers]) - {"full"}):
-        raise ModelError(path, f"'indexer_types' is {kinds!r:.120}; only 'full' for each layer is supported")
+        raise SettingError(
+            path, f"'indexer_types' is {kinds!r:.120}; only 'full' for each layer is supported"
+        )
 
 
 MIXERS: Final = {

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
@@ -37,7 +37,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     kinds = layer_types(path, config, layers, KINDS) or []
     width = config.get("intermediate_size" if config.get("num_local_experts") else "shared_intermediate_size")
     if not isinstance(width, int):
-        raise ModelError(
+        raise SettingError(
             path, f"'intermediate_size' or 'shared_intermediate_size' is {width!r}; a number is expected"
         )
     attends = [kind in ATTENTION for kind in kinds]
@@ -68,7 +68,7 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     kinds = config.get("layer_types")
     has_mamba2 = not isinstance(kinds, list) or any(each not in ATTENTION for each in kinds)
     if kind not in (None, "nope", "rope") or (has_mamba2 and _rotates(config)):
-        raise ModelError(path, f"'position_embedding_type' is {kind!r}; only 'nope' is supported")
+        raise SettingError(path, f"'position_embedding_type' is {kind!r}; only 'nope' is supported")
 
 
 _UNDER: Final = "mamba."

@@ -9,7 +9,7 @@ from typing import Any
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.feed_forward import MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
@@ -52,7 +52,7 @@ def stretched_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataV
     alpha = given.get("alpha")
     for name, value, least in (("alpha", alpha, 0), ("rope_theta", theta, 0), ("head_dim", dim, 2)):
         if not isinstance(value, int | float) or not least < value <= 1e12:
-            raise ModelError(
+            raise SettingError(
                 path,
                 f"{name!r} of rope_type 'dynamic' is {value!r:.80}; a number above {least} is expected",
             )
@@ -71,7 +71,7 @@ def same_in_all_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metad
         listed = value if isinstance(value, list) else [value]
         first = listed[0] if listed else None
         if not isinstance(first, int) or any(each != first for each in listed):
-            raise ModelError(
+            raise SettingError(
                 path, f"{name!r} is {value!r:.80}; a number, the same of all layers, is expected"
             )
         values[ours] = first
@@ -80,7 +80,7 @@ def same_in_all_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metad
         shared[0] if isinstance(shared, list) and shared and shared == shared[:1] * len(shared) else shared
     )
     if not isinstance(count, int) or not 0 <= count <= 64:
-        raise ModelError(
+        raise SettingError(
             path, f"'num_shared_expert' is {shared!r:.80}; 0 to 64, the same of all layers, is expected"
         )
     width = values["expert_feed_forward_length"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface import latent
@@ -46,14 +46,14 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates the kinds of layers and the sizes of each. Raises ModelError."""
     linear = config.get("linear_attn_config") or {}
     if not isinstance(linear, dict):
-        raise ModelError(path, f"'linear_attn_config' is {linear!r:.80}; an object is expected")
+        raise SettingError(path, f"'linear_attn_config' is {linear!r:.80}; an object is expected")
 
     def of_linear(inside: str, outside: str) -> int:
         return integer(path, linear if inside in linear else config, inside if inside in linear else outside)
 
     heads = integer(path, config, "num_attention_heads")
     if of_linear("num_heads", "linear_num_heads") != heads:
-        raise ModelError(
+        raise SettingError(
             path,
             f"'num_heads' of linear attention is not 'num_attention_heads', {heads}; only equal ones are supported",
         )
@@ -81,7 +81,7 @@ def _kv_heads(path: Path, config: Mapping[str, Any], linear: Mapping[str, Any]) 
         layer + 1 for layer in range(layers)
     ]
     if not is_whole or not isinstance(attending, list):
-        raise ModelError(
+        raise SettingError(
             path,
             f"'full_attn_layers' and 'kda_layers' are {both!r:.120}; each of the layers 1 to {layers} is expected once",
         )

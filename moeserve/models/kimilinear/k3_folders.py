@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.kimilinear import hugging_face as kimi_linear
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -36,7 +36,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     ModelError."""
     linear = config.get("linear_attn_config")
     if not isinstance(linear, dict) or linear.get("use_full_rank_gate") is not True:
-        raise ModelError(
+        raise SettingError(
             path, "'use_full_rank_gate' of 'linear_attn_config' is not true; only true is supported"
         )
     values = kimi_linear.derived(path, config) | {

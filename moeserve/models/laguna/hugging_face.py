@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
@@ -45,13 +45,13 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         or len(heads) != layers
         or not all(isinstance(each, int) for each in heads)
     ):
-        raise ModelError(
+        raise SettingError(
             path,
             f"'num_attention_heads_per_layer' is {heads!r:.80}; a number for each of {layers} layers is expected",
         )
     gates = config.get("gating_types") or [config.get("gating", True)]
     if not isinstance(gates, list) or any(gate not in PER_HEAD for gate in gates):
-        raise ModelError(
+        raise SettingError(
             path, f"'gating' is {gates!r:.80}; only one gate for each head ('per-head') is supported"
         )
     types = layer_types(path, config, layers) or []

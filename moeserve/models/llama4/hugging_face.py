@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
@@ -51,7 +51,9 @@ def _without_experts(path: Path, config: Mapping[str, Any], layers: int) -> list
         step = integer(path, config, "interleave_moe_layer_step", 1)
         return [(layer + 1) % step != 0 for layer in range(layers)]
     if not isinstance(listed, list) or any(each not in range(layers) for each in listed):
-        raise ModelError(path, f"'moe_layers' is {listed!r:.80}; a list of layers below {layers} is expected")
+        raise SettingError(
+            path, f"'moe_layers' is {listed!r:.80}; a list of layers below {layers} is expected"
+        )
     return [layer not in listed for layer in range(layers)]
 
 

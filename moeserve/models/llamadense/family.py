@@ -15,7 +15,7 @@ import numpy as np
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
@@ -65,7 +65,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
             ("expert_used_count", "num_experts_per_tok"),
         ):
             if not isinstance(config.get(theirs), int):
-                raise ModelError(path, f"{theirs!r} is missing")
+                raise SettingError(path, f"{theirs!r} is missing")
             values[ours] = config[theirs]
     window = config.get("sliding_window")
     if window is not None:

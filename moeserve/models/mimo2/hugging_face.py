@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.layer_settings import (
@@ -46,7 +46,7 @@ def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     own = int(number(path, config, "swa_num_key_value_heads", 1, 1024, default=2 * heads))
     for name, same in _SAME:
         if config.get(name) is not None and config[name] != config.get(same):
-            raise ModelError(
+            raise SettingError(
                 path,
                 f"{name!r} is {config[name]!r:.80} and {same!r} {config.get(same)!r:.80}; "
                 "only equal ones are supported",
@@ -92,19 +92,19 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         of_kinds = [given.get(kind) for kind in (FULL, SLIDING)] if isinstance(given, dict) else []
         kinds = [kind for kind in of_kinds if isinstance(kind, dict)]
         if len(kinds) != 2:
-            raise ModelError(
+            raise SettingError(
                 path, f"'rope_parameters' is {given!r:.80}; those of {FULL} and {SLIDING} are expected"
             )
         bases = [kind.get("rope_theta") for kind in kinds]
         factors = {kind.get("partial_rotary_factor") or factor for kind in kinds}
         scaling = next((kind for kind in kinds if kind.get("rope_type", "default") != "default"), None)
         if len(factors) != 1:
-            raise ModelError(
+            raise SettingError(
                 path, "'partial_rotary_factor' differs between layers; only one for all layers is supported"
             )
         (factor,) = factors
     if scaling is not None and scaling.get("rope_type", scaling.get("type")) != "default":
-        raise ModelError(path, f"RoPE is scaled by {scaling!r:.80}; only unscaled RoPE is supported")
+        raise SettingError(path, f"RoPE is scaled by {scaling!r:.80}; only unscaled RoPE is supported")
     head_dim = number(path, config, "head_dim", 2, 1024)
     factor = number(path, {"partial_rotary_factor": factor}, "partial_rotary_factor", 0.001, 1)
     full, windowed = (

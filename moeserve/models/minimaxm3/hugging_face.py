@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.layer_settings import FULL, integer, layer_flags
@@ -51,10 +51,10 @@ def _indexer(
 ) -> dict[str, MetadataValue]:
     sparse = config.get("sparse_attention_config") or {}
     if not isinstance(sparse, dict):
-        raise ModelError(path, f"'sparse_attention_config' is {sparse!r:.80}; an object is expected")
+        raise SettingError(path, f"'sparse_attention_config' is {sparse!r:.80}; an object is expected")
     for name, supported in _FIXED.items():
         if sparse.get(name, supported) != supported:
-            raise ModelError(path, f"{name!r} is {sparse[name]!r:.40}; only {supported!r} is supported")
+            raise SettingError(path, f"{name!r} is {sparse[name]!r:.40}; only {supported!r} is supported")
     chooses = layer_flags(path, config, layers, "layer_types", (FULL, SPARSE))
     if chooses is None:
         chooses = layer_flags(path, sparse, layers, "sparse_attention_freq", (0, 1)) or [False] * layers
@@ -62,11 +62,11 @@ def _indexer(
     if without_values is not None and any(
         each and not without for each, without in zip(chooses, without_values, strict=True)
     ):
-        raise ModelError(
+        raise SettingError(
             path, "'sparse_disable_index_value' is 0 for a layer with an indexer; only 1 is supported"
         )
     if chooses != [not dense for dense in is_dense]:
-        raise ModelError(
+        raise SettingError(
             path,
             "the layers with an indexer ('layer_types') are not those with experts ('mlp_layer_types'); only "
             "then are they supported",
@@ -81,7 +81,7 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError for settings that would be computed wrongly."""
     activation = config.get("hidden_act")
     if activation not in _ACTIVATIONS:
-        raise ModelError(path, f"'hidden_act' is {activation!r:.40}; only 'swigluoai' is supported")
+        raise SettingError(path, f"'hidden_act' is {activation!r:.40}; only 'swigluoai' is supported")
 
 
 _UNDER: Final = "block_sparse_moe."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.feed_forward import DenseFfnShape
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.rope_scaling import RopeScaling
@@ -71,10 +71,10 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         return values
     if given.get("mscale_all_dim"):
         if given.get("mscale") != 1:
-            raise ModelError(path, f"'mscale' is {given.get('mscale')!r}; only 1 is supported")
+            raise SettingError(path, f"'mscale' is {given.get('mscale')!r}; only 1 is supported")
         values[n.YARN_LOG_MULTIPLIER] = number(path, given, "mscale_all_dim", 0.0, 10.0)
         if given.get("attention_factor") is not None:
-            raise ModelError(path, "'attention_factor' beside 'mscale' is not supported")
+            raise SettingError(path, "'attention_factor' beside 'mscale' is not supported")
     return values | {TEMPERATURE: number(path, given, "llama_4_scaling_beta", 0.0, 1e3, default=0.0)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.head_norms import scaled_head_norms
@@ -46,7 +46,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     if thetas is not None and (
         not isinstance(thetas, list) or [bool(each) for each in thetas] != [each == SLIDING for each in types]
     ):
-        raise ModelError(
+        raise SettingError(
             path, f"'layer_rope_theta' is {thetas!r:.80}; 0 in the layers without a window alone is supported"
         )
     return windows_of(types) | {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.nemotronh.hugging_face import MAPPING
@@ -87,7 +87,7 @@ def next_token_layer(source: ModelSource, layer: LayerShape) -> LayerShape:
     """Returns the next-token block's layer. layer: the last one that attends. Raises ModelError."""
     ffn = next((each.ffn for each in read_shape(source).layers if isinstance(each.ffn, MoeShape)), None)
     if ffn is None:
-        raise ModelError(source.path, "its next-token block (MTP) has experts, and no other layer has")
+        raise SettingError(source.path, "its next-token block (MTP) has experts, and no other layer has")
     return replace(layer, ffn=ffn, ffn_norm=n.FFN_NORM)
 
 

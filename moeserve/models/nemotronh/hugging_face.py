@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.mamba2 import (
@@ -41,7 +41,7 @@ def _kinds(path: Path, config: Mapping[str, Any]) -> str:
     letters = config.get("hybrid_override_pattern")
     if names is not None or not isinstance(letters, str) or not letters or set(letters) - set(KINDS.values()):
         key, value = ("hybrid_override_pattern", letters) if names is None else ("layers_block_type", names)
-        raise ModelError(
+        raise SettingError(
             path,
             f"{key!r} is {value!r}; layers of the kinds {', '.join(KINDS)} are expected, or letters M*E-",
         )
@@ -55,7 +55,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     def of_kind(kind: str, key: str) -> int:
         value = config.get(key, 0) if kind in kinds else 0
         if not isinstance(value, int):
-            raise ModelError(path, f"{key!r} is {value!r}; a number is expected")
+            raise SettingError(path, f"{key!r} is {value!r}; a number is expected")
         return value
 
     widths = {EXPERTS: of_kind(EXPERTS, "moe_intermediate_size"), DENSE: of_kind(DENSE, "intermediate_size")}

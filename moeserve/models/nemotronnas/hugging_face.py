@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
@@ -37,16 +37,16 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     hidden, heads = integer(path, config, "hidden_size"), integer(path, config, "num_attention_heads")
     blocks = config.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layers:
-        raise ModelError(
+        raise SettingError(
             path, f"'block_configs' is {blocks!r:.80}; one of each of {layers} layers is expected"
         )
     if hidden % heads:
-        raise ModelError(path, f"'num_attention_heads' is {heads}; it must divide 'hidden_size', {hidden}")
+        raise SettingError(path, f"'num_attention_heads' is {heads}; it must divide 'hidden_size', {hidden}")
     attention = [_part(path, block, "attention") for block in blocks]
     groups = [integer(path, each, "n_heads_in_group") if each else 0 for each in attention]
     uneven = next((each for each in groups if each and heads % each), None)
     if uneven is not None:
-        raise ModelError(path, f"'n_heads_in_group' is {uneven}; it must divide the {heads} heads")
+        raise SettingError(path, f"'n_heads_in_group' is {uneven}; it must divide the {heads} heads")
     ffns = [_part(path, block, "ffn") for block in blocks]
     multiples = [number(path, each, "ffn_mult", 1e-3, 1024) if each else 0.0 for each in ffns]
     return {
@@ -61,11 +61,11 @@ def _part(path: Path, block: object, name: str) -> dict[str, Any] | None:
     """Returns the settings of a block's attention or feed-forward; None if the layer has none. Raises ModelError."""
     settings = block.get(name) if isinstance(block, dict) else None
     if not isinstance(settings, dict) or not settings:
-        raise ModelError(path, f"{name!r} of 'block_configs' is {settings!r:.80}; an object is expected")
+        raise SettingError(path, f"{name!r} of 'block_configs' is {settings!r:.80}; an object is expected")
     changing = next((each for each in _CHANGING if settings.get(each)), None)
     if changing is not None:
         value = settings[changing]
-        raise ModelError(path, f"{changing!r} of 'block_configs' is {value!r:.80}, which is not supported")
+        raise SettingError(path, f"{changing!r} of 'block_configs' is {value!r:.80}, which is not supported")
     return None if settings.get("no_op") else settings
 
 

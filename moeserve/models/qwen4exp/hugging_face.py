@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.qwen_hybrid import SEPARATE_GATES, hybrid_mapping
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
@@ -48,25 +48,25 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 def _ngrams(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     layers = config.get("ple_layer_ids")
     if not isinstance(layers, list) or len(layers) != 1 or type(layers[0]) is not int or layers[0] < 1:
-        raise ModelError(
+        raise SettingError(
             path, f"'ple_layer_ids' is {layers!r:.80}; the number of one layer, from 1 on, is expected"
         )
     size = integer(path, config, "ngram_size", 3, low=2)
     per_order = integer(path, config, "heads_per_ngram", 8)
     if size > 16 or per_order > 256:
-        raise ModelError(
+        raise SettingError(
             path,
             f"'ngram_size' and 'heads_per_ngram' are {size} and {per_order}; up to 16 and 256 are supported",
         )
     heads = (size - 1) * per_order
     width = integer(path, config, "ple_embed_dim", config.get("hidden_size"))
     if width % heads:
-        raise ModelError(
+        raise SettingError(
             path, f"'ple_embed_dim' is {width}; a multiple of {heads}, the heads of n-grams, is expected"
         )
     least = config.get("ngram_vocab_size_base", 20_000_000)
     if type(least) is not int or not 2 <= least <= MOST_ROWS - MOST_ROWS // 256:
-        raise ModelError(
+        raise SettingError(
             path,
             f"'ngram_vocab_size_base' is {least!r:.80}; 2 to {MOST_ROWS - MOST_ROWS // 256} is supported",
         )

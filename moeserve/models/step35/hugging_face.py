@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.layer_settings import (
@@ -90,13 +90,13 @@ def _windowed_heads(path: Path, config: Mapping[str, Any], heads: int, kv_heads:
     """Returns the heads and KV heads of layers with a window."""
     other = config.get("attention_other_setting") or {}
     if not isinstance(other, dict) or other.get("attention_type", SLIDING) != SLIDING:
-        raise ModelError(
+        raise SettingError(
             path, f"'attention_other_setting' is {other!r:.80}; an object for {SLIDING} is expected"
         )
     dim = integer(path, config, "head_dim")
     for name in ("head_dim", "true_head_dim"):
         if integer(path, other, name, dim) != dim:
-            raise ModelError(
+            raise SettingError(
                 path, f"{name!r} of {SLIDING} is {other[name]!r}; only the others' {dim} is supported"
             )
     if config.get("num_sliding_attention_heads") is not None:
@@ -115,7 +115,7 @@ def _without_experts(path: Path, config: Mapping[str, Any], layers: int) -> list
         return [layer < FIRST_SPARSE for layer in range(layers)]
     numbers = [part.strip() for part in listed.split(",")] if isinstance(listed, str) else listed
     if not isinstance(numbers, list) or not all(str(each).isdecimal() for each in numbers if each != ""):
-        raise ModelError(path, f"'moe_layers_enum' is {listed!r:.80}; numbers of layers are expected")
+        raise SettingError(path, f"'moe_layers_enum' is {listed!r:.80}; numbers of layers are expected")
     sparse = {int(each) for each in numbers if each != ""}
     return [layer not in sparse for layer in range(layers)]
 
@@ -129,7 +129,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     for kind, settings in ((FULL, full), (SLIDING, windowed)):
         share = settings.get("partial_rotary_factor", 1.0)
         if settings and share != SHARES[kind]:
-            raise ModelError(
+            raise SettingError(
                 path, f"'partial_rotary_factor' of {kind} is {share!r:.40}; only {SHARES[kind]} is supported"
             )
     check_unscaled(path, windowed, SLIDING)
@@ -154,7 +154,7 @@ def _kinds(path: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Ma
     scaling = config.get("rope_scaling") or {}
     only = config.get("yarn_only_types")
     if not isinstance(scaling, dict) or (scaling and only not in (None, [FULL])):
-        raise ModelError(
+        raise SettingError(
             path,
             f"'yarn_only_types' is {only!r:.80} and 'rope_scaling' {scaling!r:.80}; "
             f"only scaling of {FULL} is supported",
@@ -165,7 +165,7 @@ def _kinds(path: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Ma
         for kind in {*types}:
             of_kind = {value for value, each in zip(by_layer, types, strict=False) if each == kind}
             if len(by_layer) != layers or len(of_kind) != 1:
-                raise ModelError(
+                raise SettingError(
                     path,
                     f"{name!r} is {given!r:.80}; one value for each layer, equal in layers of a kind, is expected",
                 )
@@ -178,12 +178,14 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError for settings that would be computed wrongly."""
     scalar, dim = config.get("query_pre_attn_scalar"), config.get("head_dim")
     if scalar is not None and scalar != dim:
-        raise ModelError(
+        raise SettingError(
             path, f"'query_pre_attn_scalar' is {scalar!r}; only the head's width, {dim!r}, is supported"
         )
     rotates = config.get("use_rope_layers") or []
     if not isinstance(rotates, list) or not all(rotates):
-        raise ModelError(path, f"'use_rope_layers' is {rotates!r:.80}; only RoPE in all layers is supported")
+        raise SettingError(
+            path, f"'use_rope_layers' is {rotates!r:.80}; only RoPE in all layers is supported"
+        )
 
 
 NORMS: Final = frozenset(

@@ -74,6 +74,13 @@ NONE = "Unsatisfiable schema: minimum (5) is greater than maximum (3)"
         ({"properties": {"a": {"$ref": "#/$defs/X"}}, "$defs": {"X": EMPTY}, "required": ["a"]},
          f"at #/$defs/X: {NONE}"),
         ({"type": "array", "items": {"anyOf": [EMPTY, EMPTY]}, "minItems": 1}, f"at #/items/anyOf/0: {NONE}"),
+        # A published tool's pattern of domain names with maxLength fails so, too.
+        ({"properties": {"a": {"type": "string", "pattern": "^(a|b)*c.{1000}d.{1000}$", "minLength": 5000}}},
+         "at #/properties/a: pattern, format and lengths of this string are too complex to be enforced together; "
+         "simplify the pattern, or leave minLength and maxLength out"),
+        ({"properties": {"a": {"type": "string", "pattern": "^[ab]{3}$", "maxLength": 2}}, "required": ["a"]},
+         "at #/properties/a: Unsatisfiable schema: no string fits pattern, format and lengths together; correct one "
+         "of them"),
         ({"allOf": [{"$ref": "#"}, {"properties": {"a": {}}}]},
          "a $ref that leads back to itself cannot be combined with keywords beside it"),
     ],

@@ -146,7 +146,9 @@ def _map(path: Path) -> tuple[mmap.mmap, FileVersion]:
     try:
         return map_version(path)
     except OSError as error:
-        raise GGUFError(path, f"cannot be opened: {error.strerror or error}") from error
+        raise GGUFError(
+            path, f"cannot be opened: {error.strerror or error}; let the server's user read it"
+        ) from error
 
 
 def _only_model_in(folder: Path) -> Path:

@@ -97,7 +97,7 @@ def read_header(path: Path, buffer: mmap.mmap, part: int, *, has_tensors: bool =
         key = walk.name(f"metadata key {index}", MAX_KEY_BYTES)
         walk.where = f"metadata key {key!r}"
         if key in values:
-            raise walk.error("occurs twice; the file is damaged, download it again")
+            raise walk.error("occurs twice: the file is damaged")
         values[key] = walk.value(walk.u32())
     metadata = Metadata(path, values)
     tensors = _read_tensors(walk, num_tensors, _alignment(metadata), part)
@@ -134,7 +134,7 @@ def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[Ma
         name = walk.name(f"the name of tensor {index}", MAX_TENSOR_NAME_BYTES)
         walk.where = f"tensor {name!r}"
         if name in seen:
-            raise walk.error("occurs twice; the file is damaged, download it again")
+            raise walk.error("occurs twice: the file is damaged")
         seen.add(name)
         shape = _read_shape(walk)
         of_ids = next((kind for end, kind in ID_TENSORS.items() if name.endswith(end)), None)
@@ -167,7 +167,7 @@ def _type_and_bytes(
     """of_ids: the type of integers that the tensor may be of; None: it may not."""
     kind = of_ids if of_ids is not None and number == of_ids.number else QUANT_TYPES.get(number)
     if kind is None or not kind.in_gguf:
-        raise walk.error(unsupported_type(number, supported_names()))
+        raise GGUFError(walk.path, f"{walk.where} {unsupported_type(number, supported_names())}")
     if shape[-1] % kind.block_columns:
         raise walk.error(
             f"has rows of {shape[-1]} values; {kind.name} needs a multiple of {kind.block_columns}"
@@ -185,18 +185,16 @@ def _check_extents(walk: _Walk, tensors: list[MappedTensor], file_bytes: int) ->
             walk.where = f"tensor {tensor.name!r}"
             raise walk.error(
                 f"of shape {list(tensor.shape)} and type {tensor.type.name} would take {tensor.nbytes} bytes, the "
-                f"file has {file_bytes}: it is truncated or damaged, download it again"
+                f"file has {file_bytes}: it is truncated or damaged"
             )
     end, owner = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         walk.where = f"tensor {tensor.name!r}"
         if tensor.offset < end:
-            raise walk.error(f"begins at byte {tensor.offset}, inside tensor {owner!r}; the file is damaged")
+            raise walk.error(f"begins at byte {tensor.offset}, inside tensor {owner!r}: the file is damaged")
         end, owner = tensor.offset + tensor.nbytes, tensor.name
         if end > file_bytes:
-            raise walk.error(
-                f"ends at byte {end}, the file has {file_bytes}: it is truncated, download it again"
-            )
+            raise walk.error(f"ends at byte {end}, the file has {file_bytes}: it is truncated")
 
 
 class _Walk:
@@ -212,7 +210,7 @@ class _Walk:
         self._strings = 0  # in arrays, so far
 
     def error(self, problem: str) -> GGUFError:
-        return GGUFError(self.path, f"{self.where} {problem}")
+        return GGUFError(self.path, f"{self.where} {problem}; download or convert it again")
 
     def advance(self, nbytes: int) -> int:
         """Advances by `nbytes`. Returns the old position."""
@@ -242,7 +240,7 @@ class _Walk:
         if count > MAX_ENTRIES or count * min_bytes > self._end - self.position:
             raise self.error(
                 f"announces {count} {what}; {MAX_ENTRIES} at most are supported and "
-                f"{self._end - self.position} bytes are left: the file is damaged, download it again"
+                f"{self._end - self.position} bytes are left: the file is damaged"
             )
         return count
 
@@ -301,7 +299,7 @@ class _Walk:
     def _scalar(self, kind: int) -> tuple[struct.Struct, str]:
         entry = _SCALARS.get(kind)
         if entry is None:
-            raise self.error(f"has the unknown value type {kind}; the file is damaged, download it again")
+            raise self.error(f"has the unknown value type {kind}: the file is damaged")
         return entry
 
     def _past_end(self, nbytes: int) -> GGUFError:
@@ -310,6 +308,4 @@ class _Walk:
             return self.error(
                 f"takes {nbytes} bytes; a header of more than {MAX_HEADER_BYTES} is not supported"
             )
-        return self.error(
-            f"takes {nbytes} bytes, {left} are left: the file is truncated or damaged, download it again"
-        )
+        return self.error(f"takes {nbytes} bytes, {left} are left: the file is truncated or damaged")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, remedy_of
 
 from .errors import GGUFError
 
@@ -161,12 +161,12 @@ class Metadata(Mapping[str, MetadataValue]):
     def _lookup(self, key: str, default: MetadataValue | None) -> MetadataValue:
         value = self._values.get(key, default)
         if value is None:
-            raise self.error(key, "is missing; convert the model again with a current llama.cpp")
+            raise self.error(key, "is missing")
         return value
 
 
 def _gguf_error(path: Path, key: str, problem: str) -> ModelError:
-    return GGUFError(path, f"metadata key {key!r} {problem}")
+    return GGUFError(path, f"metadata key {key!r} {problem}; {remedy_of(path)}")
 
 
 def _describe(value: MetadataValue) -> str:

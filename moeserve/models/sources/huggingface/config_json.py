@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
@@ -56,7 +56,7 @@ def metadata_of(
         if value is not None:
             values[f"{architecture}.{ours}"] = value
         elif ours not in DEFAULTED:
-            raise ModelError(path, f"{names[0]!r} is missing")
+            raise SettingError(path, f"{names[0]!r} is missing")
     rope = rope_of(path, config, mapping) if mapping.rope is None else mapping.rope(path, config)
     more = rope | _skipped_layers(config, mapping)
     more |= mapping.metadata
@@ -103,9 +103,9 @@ def _rotated(path: Path, config: Mapping[str, Any], scaling: Mapping[str, Any]) 
     else:
         head_dim = config.get("head_dim")
     if not isinstance(factor, int | float) or not 0 < factor <= 1:
-        raise ModelError(path, f"{name!r} is {factor!r}; a number up to 1 is expected")
+        raise SettingError(path, f"{name!r} is {factor!r}; a number up to 1 is expected")
     if not isinstance(head_dim, int) or not 0 < head_dim <= _MOST_HEAD_DIM:
-        raise ModelError(path, f"'head_dim' is {head_dim!r}; a number up to {_MOST_HEAD_DIM} is expected")
+        raise SettingError(path, f"'head_dim' is {head_dim!r}; a number up to {_MOST_HEAD_DIM} is expected")
     rotated = int(head_dim * factor)
     if stated is not None and stated != rotated:
         raise ModelError(
@@ -122,7 +122,7 @@ def _rope_settings(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     given = {name: config[name] for name in ("rope_parameters", "rope_scaling") if config.get(name)}
     for name, value in given.items():
         if not isinstance(value, dict):
-            raise ModelError(path, f"{name} is {value!r}, an object is expected")
+            raise SettingError(path, f"{name} is {value!r}, an object is expected")
     if len(given) == 2 and not _agree(config, *given.values()):
         raise ModelError(
             path,
@@ -150,13 +150,15 @@ def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) 
     scaling = _rope_settings(path, config)
     theta = scaling.get("rope_theta", config.get("rope_theta")) or mapping.rope_theta
     if theta is None:
-        raise ModelError(path, "'rope_theta' is missing")
+        raise SettingError(path, "'rope_theta' is missing")
     values: dict[str, MetadataValue] = {"rope.freq_base": theta}
     if mapping.rotates_part:
         values |= _rotated(path, config, scaling)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in _ROPE_KEYS:
-        raise ModelError(path, f"rope_type {kind!r} is not supported; supported are {', '.join(_ROPE_KEYS)}")
+        raise SettingError(
+            path, f"rope_type {kind!r} is not supported; supported are {', '.join(_ROPE_KEYS)}"
+        )
     given = {key for key, value in scaling.items() if value is not None}
     unknown = given - _ROPE_COMMON - _ROPE_KEYS[kind]
     if mapping.rotates_part:
@@ -167,7 +169,7 @@ def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) 
         unknown -= {"mrope_section", "mrope_interleaved"}
         values |= _sections(path, scaling, interleaved=not mapping.sections_in_blocks)
     if unknown:
-        raise ModelError(path, f"{sorted(unknown)[0]!r} of rope_type {kind!r} is not supported")
+        raise SettingError(path, f"{sorted(unknown)[0]!r} of rope_type {kind!r} is not supported")
     return values if kind == "default" else values | _scaling(path, kind, scaling)
 
 
@@ -177,9 +179,9 @@ def _sections(path: Path, scaling: Mapping[str, Any], *, interleaved: bool) -> d
     if sections is None:
         return {}
     if not isinstance(sections, list) or [type(section) for section in sections] != [int] * 3:
-        raise ModelError(path, f"'mrope_section' is {sections!r}; three numbers are expected")
+        raise SettingError(path, f"'mrope_section' is {sections!r}; three numbers are expected")
     if scaling.get("mrope_interleaved", interleaved) is not interleaved:
-        raise ModelError(
+        raise SettingError(
             path, f"'mrope_interleaved' is not {str(interleaved).lower()}; no other order is supported"
         )
     return {_SECTIONS: np.array([*sections, 0], np.int32)}
@@ -188,7 +190,7 @@ def _sections(path: Path, scaling: Mapping[str, Any], *, interleaved: bool) -> d
 def _scaling(path: Path, kind: str, scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:
     factor, attention = scaling.get("factor"), scaling.get("attention_factor")
     if not isinstance(factor, int | float) or not factor >= 1:
-        raise ModelError(path, f"'factor' of rope_type {kind!r} is {factor!r}; 1 or more is expected")
+        raise SettingError(path, f"'factor' of rope_type {kind!r} is {factor!r}; 1 or more is expected")
     values: dict[str, MetadataValue] = {"rope.scaling.type": kind, "rope.scaling.factor": factor}
     if kind == "yarn":
         values[n.YARN_TRUNCATE] = scaling.get("truncate", True)
@@ -201,6 +203,6 @@ def _scaling(path: Path, kind: str, scaling: Mapping[str, Any]) -> dict[str, Met
             values[ours] = scaling[theirs]
     if attention is not None:
         if not isinstance(attention, int | float) or not abs(attention) < _LARGEST:
-            raise ModelError(path, f"'attention_factor' is {str(attention)[:40]}, a number is expected")
+            raise SettingError(path, f"'attention_factor' is {str(attention)[:40]}, a number is expected")
         values["rope.scaling.yarn_attn_factor"] = attention
     return values

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -48,12 +48,12 @@ def recurrent_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadat
         return {}
     known = ("linear_attention", "full_attention")
     if not isinstance(types, list) or len(types) != config.get("num_hidden_layers"):
-        raise ModelError(
+        raise SettingError(
             path, f"'layer_types' is {types!r}; one of {' and '.join(known)} a layer is expected"
         )
     unknown = next((each for each in types if each not in known), None)
     if unknown is not None:
-        raise ModelError(path, f"'layer_types' has {unknown!r}; only {' and '.join(known)} are supported")
+        raise SettingError(path, f"'layer_types' has {unknown!r}; only {' and '.join(known)} are supported")
     return {"attention.recurrent_layers": np.array([each == known[0] for each in types])}
 
 
@@ -88,7 +88,7 @@ def made_tensors_of_merged(
     )
     values = value_heads * value_dim // key_heads  # per key head
     if matrix.shape[0] != key_heads * (2 * key_dim + 2 * values):
-        raise ModelError(path, f"tensor {name!r} has {matrix.shape[0]} rows, which the heads do not fit")
+        raise SettingError(path, f"tensor {name!r} has {matrix.shape[0]} rows, which the heads do not fit")
     cuts = np.cumsum([0, key_dim, key_dim, values, values])
 
     def rows_of(*parts: int) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:

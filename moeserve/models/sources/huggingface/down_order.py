@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 
 from .column_order import Order
 from .made_tensor import Bytes, bytes_of, numbers_of
@@ -39,7 +39,7 @@ def move_orders_into_rows(path: Path, stored: dict[str, StoredTensor]) -> None:
             )
         for each in found:
             if stored[each].shape[0] != len(order):
-                raise ModelError(path, f"tensors {each!r} and {name!r} do not fit one another")
+                raise SettingError(path, f"tensors {each!r} and {name!r} do not fit one another")
             stored[each] = _with_rows(stored[each], order)
         stored[name] = replace(down, packed=replace(down.packed, order=None))
 

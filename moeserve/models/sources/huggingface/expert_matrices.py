@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 
@@ -59,7 +59,7 @@ def _transposed_parts(
 ) -> Iterator[tuple[str, MadeTensor]]:
     experts, hidden, rows = gate_up.shape
     if rows % 2 or down.shape != (experts, rows // 2, hidden):
-        raise ModelError(path, f"tensors {gate_up.name!r} and {down.name!r} do not fit one another")
+        raise SettingError(path, f"tensors {gate_up.name!r} and {down.name!r} do not fit one another")
     for part, tensor, chosen, out, width in (
         (n.FFN_GATE_EXPS, gate_up, slice(None, rows // 2), rows // 2, hidden),
         (n.FFN_UP_EXPS, gate_up, slice(rows // 2, None), rows // 2, hidden),

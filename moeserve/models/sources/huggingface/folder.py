@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -86,7 +86,7 @@ class HuggingFaceFolder:
         self._skip(stored, self._skipped_layers())
         remaining = [name for name, tensor in stored.items() if not is_zero_bias(tensor)]
         if remaining:  # an ignored tensor, such as a bias, would silently change every answer
-            raise ModelError(path, f"tensor {remaining[0]!r} has no place in a {mapping.model_type}")
+            raise SettingError(path, f"tensor {remaining[0]!r} has no place in a {mapping.model_type}")
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """See ModelSource."""
@@ -225,7 +225,7 @@ class HuggingFaceFolder:
         first = parts[0]
         for their_name, part in zip(theirs, parts, strict=True):
             if (part.shape, part.type) != (first.shape, first.type):
-                raise ModelError(
+                raise SettingError(
                     self.path,
                     f"tensor {their_name!r} is {_described(part)}, {theirs[0]!r} is {_described(first)}; they are "
                     "expected to be alike",
@@ -286,8 +286,8 @@ def open_mapped_folder(
     def complain(path: Path, key: str, problem: str) -> ModelError:
         """Makes an error that uses config.json's names."""
         if key in names:
-            return ModelError(path / CONFIG, f"{names[key]!r} {problem}")
-        return ModelError(path, f"{key} {problem}")
+            return SettingError(path / CONFIG, f"{names[key]!r} {problem}")
+        return SettingError(path, f"{key} {problem}")
 
     metadata = Metadata(path, values, complain)
     vocab_size = metadata.require_int(f"{architecture}.vocab_size", 1, 1 << 22)
@@ -298,7 +298,7 @@ def open_mapped_folder(
         size, tensors = read_tensors(file)
         repeated = next((name for name in tensors if name in stored), None)
         if repeated is not None:
-            raise ModelError(file, f"tensor {repeated!r} occurs in another file too")
+            raise SettingError(file, f"tensor {repeated!r} occurs in another file too")
         stored |= tensors
         file_bytes += size
     quantization = quantization_of(path, config)
@@ -342,14 +342,14 @@ def weight_files(folder: Path) -> list[Path]:
         single = folder / SINGLE
         files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
         if not files:
-            raise ModelError(folder, "the folder has a config.json, but no .gguf and no .safetensors file")
+            raise SettingError(folder, "the folder has a config.json, but no .gguf and no .safetensors file")
         return files
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(index, "has no weight_map; download it again")
     for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(index, f"names the file {name!r}; a .safetensors file beside it is expected")
+            raise SettingError(index, f"names the file {name!r}; a .safetensors file beside it is expected")
     files = [folder / name for name in sorted(set(weight_map.values()))]
     there = {file.name for file in folder.iterdir()}  # a name may be longer than the system allows
     missing = [file.name for file in files if file.name not in there]

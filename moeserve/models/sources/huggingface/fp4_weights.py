@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import MXFP4, NVFP4_TYPES
 
@@ -68,10 +68,10 @@ def _own_scale(path: Path, stored: Stored, name: str) -> StoredTensor:
     dimensions = len(stored[name].shape) if name in stored else 1
     own = find_part(path, stored, name, ("F32",), dimensions)
     if math.prod(own.shape) != 1:
-        raise ModelError(path, f"tensor {name!r} has shape {list(own.shape)}; one number is expected")
+        raise SettingError(path, f"tensor {name!r} has shape {list(own.shape)}; one number is expected")
     value = float(_number(own))
     if not (math.isfinite(value) and value > 0 and 1 / value <= float(np.finfo(np.float32).max)):
-        raise ModelError(path, f"tensor {name!r} is {value}; a positive number is expected")
+        raise SettingError(path, f"tensor {name!r} is {value}; a positive number is expected")
     return own
 
 
@@ -90,7 +90,7 @@ def _nvfp4(
     rows, cols = _shape(path, prefix, weight, scales, _NVFP4_GROUP)
     width = next((n for n in sorted(NVFP4_TYPES, reverse=True) if cols % n == 0), None)
     if width is None:
-        raise ModelError(
+        raise SettingError(
             path,
             f"tensor {weight.name!r} has {cols} columns; of NVFP4 multiples of {min(NVFP4_TYPES)} are supported",
         )

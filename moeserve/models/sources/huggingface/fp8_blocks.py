@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.quantization import QuantType
 from moeserve.quantization.reference import e4m3_values
 from moeserve.quantization.table import FP8_TYPES
@@ -97,7 +97,7 @@ def _block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
     if block is None:
         return None
     if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
-        raise ModelError(
+        raise SettingError(
             path, f"quantization_config has weight_block_size {block!r}; two numbers are expected"
         )
     return block[0], block[1]
@@ -124,7 +124,7 @@ def _block(
         sizes = zip(tensor.shape[-2:], block, strict=True)
         blocks = [*tensor.shape[:-2], *(-(-size // n) for size, n in sizes)]
         expected = f"F32 {blocks} is expected from the matrix it is for"
-    raise ModelError(path, f"tensor {scales.name!r} is {scales.dtype} {list(scales.shape)}; {expected}")
+    raise SettingError(path, f"tensor {scales.name!r} is {scales.dtype} {list(scales.shape)}; {expected}")
 
 
 def dequantized(tensor: StoredTensor) -> npt.NDArray[np.uint16]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.quantization.table import MXFP4
 
@@ -46,7 +46,7 @@ def interleaved_experts(
             blocks = find_tensor(path, stored, f"{prefix}{theirs}_blocks", 4)
             scales = find_tensor(path, stored, f"{prefix}{theirs}_scales", 3)
             if blocks.shape != (*scales.shape, BLOCK // 2) or (blocks.dtype, scales.dtype) != ("U8", "U8"):
-                raise ModelError(path, f"{prefix}{theirs}_blocks and its _scales do not fit one another")
+                raise SettingError(path, f"{prefix}{theirs}_blocks and its _scales do not fit one another")
             yield n.of_part(ours), _made_mxfp4(blocks, scales, rows)
         else:
             yield n.of_part(ours), _made_floats(find_tensor(path, stored, f"{prefix}{theirs}", 3), rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.regular_file import map_file
 
 MAX_BYTES = 128 << 20  # tokenizer.json of today's largest vocabularies takes 33 MB
@@ -41,16 +41,18 @@ def read_text(path: Path) -> str:
     try:
         return _read(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ModelError(path, f"is not valid UTF-8 ({error.reason} at byte {error.start})") from error
+        raise SettingError(path, f"is not valid UTF-8 ({error.reason} at byte {error.start})") from error
 
 
 def _read(path: Path, most_bytes: int = MAX_BYTES) -> bytes:
     try:
         with map_file(path) as content:
             if len(content) > most_bytes:
-                raise ModelError(path, f"has {len(content)} bytes; {most_bytes} at most are supported")
+                raise SettingError(path, f"has {len(content)} bytes; {most_bytes} at most are supported")
             return content[:]
     except FileNotFoundError as error:
         raise ModelError(path, "is missing; download the whole repository") from error
     except OSError as error:
-        raise ModelError(path, f"cannot be opened: {error.strerror or error}") from error
+        raise ModelError(
+            path, f"cannot be opened: {error.strerror or error}; let the server's user read it"
+        ) from error

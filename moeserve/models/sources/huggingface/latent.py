@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -38,7 +38,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     scoring = _scoring(path, config)
     key_parts = [config.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     if not all(isinstance(part, int) for part in key_parts):
-        raise ModelError(path, "'qk_nope_head_dim' or 'qk_rope_head_dim' is missing")
+        raise SettingError(path, "'qk_nope_head_dim' or 'qk_rope_head_dim' is missing")
     values: dict[str, MetadataValue] = {
         "attention.head_count_kv": 1,
         "attention.key_length_mla": sum(part for part in key_parts if part is not None),
@@ -50,7 +50,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     if kinds is not None:
         dense = kinds.count("dense") if isinstance(kinds, list) else 0
         if kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
-            raise ModelError(
+            raise SettingError(
                 path,
                 f"'mlp_layer_types' is {kinds!r}; only dense layers before all sparse ones are supported",
             )
@@ -66,12 +66,12 @@ def _magnitude(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue
         return {}
     of_angles, of_scores = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if not isinstance(of_scores, int | float) or not of_scores or of_angles != of_scores:
-        raise ModelError(
+        raise SettingError(
             path,
             f"'mscale' is {of_angles!r} and 'mscale_all_dim' {of_scores!r}; only two equal numbers are supported",
         )
     if scaling.get("attention_factor") is not None:
-        raise ModelError(path, "'attention_factor' beside 'mscale' is not supported")
+        raise SettingError(path, "'attention_factor' beside 'mscale' is not supported")
     return {n.YARN_LOG_MULTIPLIER: 0.1 * of_scores}
 
 
@@ -79,11 +79,11 @@ def _scoring(path: Path, config: Mapping[str, Any]) -> int:
     default = "softmax" if config.get("model_type") == V2 else "sigmoid"
     name = config.get("scoring_func") or default
     if name not in _SCORING:
-        raise ModelError(path, f"'scoring_func' is {name!r}; only {' and '.join(_SCORING)} are supported")
+        raise SettingError(path, f"'scoring_func' is {name!r}; only {' and '.join(_SCORING)} are supported")
     scoring = _SCORING[name]
     choice = config.get("topk_method")
     if choice is not None and choice not in _CHOICES[scoring]:
-        raise ModelError(
+        raise SettingError(
             path,
             f"'topk_method' is {choice!r}; only {' and '.join(_CHOICES[scoring])} are supported with {name} scores",
         )
@@ -112,7 +112,7 @@ def made_tensors(
     rows, rank = matrix.shape
     nope = key - rotary
     if nope < 1 or rows != heads * (nope + value):
-        raise ModelError(path, f"tensor {name!r} has {rows} rows, which the heads do not fit")
+        raise SettingError(path, f"tensor {name!r} has {rows} rows, which the heads do not fit")
 
     def part(chosen: slice, *, transposed: bool) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
         def choose(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:

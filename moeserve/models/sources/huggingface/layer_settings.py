@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
@@ -40,7 +40,7 @@ def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataVa
     step = integer(path, config, "decoder_sparse_step", 1)
     dense_only = config.get("mlp_only_layers") or []
     if not isinstance(dense_only, list) or not all(isinstance(each, int) for each in dense_only):
-        raise ModelError(path, f"'mlp_only_layers' is {dense_only!r}; a list of layers is expected")
+        raise SettingError(path, f"'mlp_only_layers' is {dense_only!r}; a list of layers is expected")
     layers = integer(path, config, "num_hidden_layers", None)
     is_dense = [layer in dense_only or (layer + 1) % step != 0 for layer in range(layers)]
     if not any(is_dense):
@@ -56,7 +56,7 @@ def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Met
         return {"leading_dense_block_count": integer(path, config, "first_k_dense_replace", 1, low=0)}
     dense = kinds.count("dense") if isinstance(kinds, list) else 0
     if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
-        raise ModelError(
+        raise SettingError(
             path, f"'mlp_layer_types' is {kinds!r}; only dense layers before all sparse ones are supported"
         )
     return {"leading_dense_block_count": dense}
@@ -109,7 +109,9 @@ def layer_types(
     if types is None:
         return None
     if not isinstance(types, list) or len(types) != layers or any(t not in kinds for t in types):
-        raise ModelError(path, f"'layer_types' is {types!r}; {' or '.join(kinds)} of each layer is expected")
+        raise SettingError(
+            path, f"'layer_types' is {types!r}; {' or '.join(kinds)} of each layer is expected"
+        )
     return types
 
 
@@ -122,7 +124,7 @@ def layer_flags(
     if given is None:
         return None
     if not isinstance(given, list) or len(given) != layers or any(each not in values for each in given):
-        raise ModelError(
+        raise SettingError(
             path, f"{name!r} is {given!r:.80}; {values[0]!r} or {values[1]!r} of each layer is expected"
         )
     return [each == values[1] for each in given]
@@ -135,9 +137,9 @@ def integer(
     ModelError."""
     value = default if config.get(name) is None else config[name]
     if value is None:
-        raise ModelError(path, f"{name!r} is missing")
+        raise SettingError(path, f"{name!r} is missing")
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 1 << 24:
-        raise ModelError(path, f"{name!r} is {value!r}; {low} to {1 << 24} is supported")
+        raise SettingError(path, f"{name!r} is {value!r}; {low} to {1 << 24} is supported")
     return value
 
 
@@ -154,7 +156,7 @@ def number(
     ModelError."""
     value = default if config.get(name) is None else config[name]
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ModelError(path, f"{name!r} is {value!r:.80}; {low:g} to {high:g} is supported")
+        raise SettingError(path, f"{name!r} is {value!r:.80}; {low:g} to {high:g} is supported")
     return value
 
 
@@ -164,7 +166,7 @@ def limits(
     """Returns the limit of activations in each layer; 0: no limit. Raises ModelError."""
     given = config.get(name) or [0.0] * layers
     if not isinstance(given, list) or len(given) != layers:
-        raise ModelError(
+        raise SettingError(
             path, f"{name!r} is {given!r:.80}; a number or null for each of {layers} layers is expected"
         )
     return np.array([number(path, {name: each}, name, 0, 1e6, default=0.0) for each in given], np.float32)

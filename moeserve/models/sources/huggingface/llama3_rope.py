@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -41,15 +41,15 @@ def llama3_rope(path: Path, config: Mapping[str, Any], theta: float) -> dict[str
     settings = _settings(config)
     unknown = sorted(settings.keys() - _SETTINGS.keys() - _OTHERS)
     if unknown:
-        raise ModelError(path, f"{unknown[0]!r} of rope_type {_TYPE!r} is not supported")
+        raise SettingError(path, f"{unknown[0]!r} of rope_type {_TYPE!r} is not supported")
     for name in _SETTINGS:
         value = settings.get(name)
         if not isinstance(value, int | float) or not 0 < value <= 1 << 24:
-            raise ModelError(
+            raise SettingError(
                 path, f"{name!r} of rope_type {_TYPE!r} is {value!r}; a number above 0 is expected"
             )
     if not settings["low_freq_factor"] <= settings["high_freq_factor"]:
-        raise ModelError(path, "'low_freq_factor' is above 'high_freq_factor'")
+        raise SettingError(path, "'low_freq_factor' is above 'high_freq_factor'")
     values: dict[str, MetadataValue] = {ours: float(settings[name]) for name, ours in _SETTINGS.items()}
     return values | {"rope.freq_base": settings.get("rope_theta", config.get("rope_theta")) or theta}
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -43,7 +43,7 @@ def longrope(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping)
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     given = config.get(name) or {}
     if not isinstance(given, dict):
-        raise ModelError(path, f"{name} is {given!r:.80}, an object is expected")
+        raise SettingError(path, f"{name} is {given!r:.80}, an object is expected")
     share = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     plain = {"rope_theta": given.get("rope_theta", config.get("rope_theta")), "partial_rotary_factor": share}
     sizes = {size: config.get(size) for size in ("head_dim", "hidden_size", "num_attention_heads")}
@@ -52,10 +52,10 @@ def longrope(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping)
     if kind == "default":
         return values
     if kind not in _KINDS:
-        raise ModelError(path, f"rope_type {kind!r:.40} is not supported; supported are default, longrope")
+        raise SettingError(path, f"rope_type {kind!r:.40} is not supported; supported are default, longrope")
     unknown = sorted(given.keys() - _LISTS.keys() - _OTHERS)
     if unknown:
-        raise ModelError(path, f"{unknown[0]!r} of rope_type {kind!r} is not supported")
+        raise SettingError(path, f"{unknown[0]!r} of rope_type {kind!r} is not supported")
     return values | _stretched(path, config, given)
 
 
@@ -71,7 +71,7 @@ def _stretched(path: Path, config: Mapping[str, Any], given: Mapping[str, Any]) 
     for theirs, ours in _LISTS.items():
         value = given.get(theirs)
         if not isinstance(value, list) or not all(isinstance(v, int | float) and 0 < v < 1e30 for v in value):
-            raise ModelError(path, f"{theirs!r} is {value!r:.80}; a list of numbers above 0 is expected")
+            raise SettingError(path, f"{theirs!r} is {value!r:.80}; a list of numbers above 0 is expected")
         lists[ours] = np.array(value, np.float32)
     return {
         "rope.scaling.original_context_length": original,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.quantization import QuantType
 from moeserve.quantization.reference import dequantize
 from moeserve.quantization.table import BF16, F32
@@ -101,7 +101,7 @@ def find_tensor(path: Path, stored: dict[str, StoredTensor], name: str, dimensio
     if tensor is None:
         raise ModelError(path, f"tensor {name!r} is missing; download the whole repository")
     if len(tensor.shape) != dimensions:
-        raise ModelError(
+        raise SettingError(
             path, f"tensor {name!r} has shape {list(tensor.shape)}; {dimensions} dimensions are expected"
         )
     return tensor
@@ -113,7 +113,7 @@ def find_part(
     """Returns a tensor of one of these dtypes that is not empty. Raises ModelError."""
     tensor = find_tensor(path, stored, name, dimensions)
     if tensor.dtype not in dtypes or 0 in tensor.shape:
-        raise ModelError(
+        raise SettingError(
             path, f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)}; {' or '.join(dtypes)} is expected"
         )
     return tensor
@@ -121,7 +121,7 @@ def find_part(
 
 def misfit(path: Path, prefix: str) -> ModelError:
     """Makes the error for parts of a matrix that contradict one another."""
-    return ModelError(path, f"the parts of {prefix!r} have shapes that do not fit one another")
+    return SettingError(path, f"the parts of {prefix!r} have shapes that do not fit one another")
 
 
 def numbers_of(tensor: StoredTensor) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
@@ -27,7 +27,7 @@ def mamba2_sizes(
     """Returns the number of heads and their total width. heads, head_dim: config.json's names. Raises ModelError."""
     count, width = config.get(heads), config.get(head_dim)
     if not isinstance(count, int) or not isinstance(width, int):
-        raise ModelError(path, f"{heads!r} is {count!r} and {head_dim!r} {width!r}; numbers are expected")
+        raise SettingError(path, f"{heads!r} is {count!r} and {head_dim!r} {width!r}; numbers are expected")
     return {"ssm.time_step_rank": count, "ssm.inner_size": count * width}
 
 
@@ -40,7 +40,7 @@ def check_mamba2(path: Path, config: Mapping[str, Any]) -> None:
         each.get("__float__") if isinstance(each, dict) else each for each in (limits + [None] * 2)[:2]
     )
     if low not in (0, 0.0) or high not in (None, "Infinity", math.inf):
-        raise ModelError(path, f"'time_step_limit' is {limits!r}; only steps without limits are supported")
+        raise SettingError(path, f"'time_step_limit' is {limits!r}; only steps without limits are supported")
 
 
 def mamba2_names(under: str) -> dict[str, str]:

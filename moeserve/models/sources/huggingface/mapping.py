@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -218,7 +218,7 @@ def check_settings(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMa
     quantization = quantization_of(path.parent, config)
     method = None if quantization is None else quantization["quant_method"]
     if quantization is not None and not (isinstance(method, str) and method in mapping.quantization):
-        raise ModelError(
+        raise SettingError(
             path,
             f"has a quantization_config of {method!r:.80}, which is not read; supported are GGUF files, and "
             f"checkpoints in bfloat16, float16, float32 or {', '.join(sorted(mapping.quantization))}",
@@ -226,6 +226,6 @@ def check_settings(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMa
     for key, (supported, default) in mapping.fixed.items():
         value = default if config.get(key) is None else config[key]
         if value != supported:
-            raise ModelError(path, f"{key!r} is {value!r}; only {supported!r} is supported")
+            raise SettingError(path, f"{key!r} is {value!r}; only {supported!r} is supported")
     if mapping.check is not None:
         mapping.check(path, config)

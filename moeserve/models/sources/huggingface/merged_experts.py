@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import names as n
 
 from .made_tensor import MadeTensor, find_tensor, rows_made
@@ -29,7 +29,7 @@ def merged_experts(
     down = find_tensor(path, stored, f"{prefix}down_proj", 3)
     experts, rows, cols = gate_up.shape
     if rows % 2:
-        raise ModelError(
+        raise SettingError(
             path, f"tensor {gate_up.name!r} has {rows} rows; as many of gate as of up are expected"
         )
     half = rows // 2

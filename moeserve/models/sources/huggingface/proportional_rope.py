@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -29,25 +29,25 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns the settings of both kinds of layers. Raises ModelError for unsupported settings."""
     ropes = config.get("rope_parameters") or _ROPES
     if not isinstance(ropes, dict) or not all(isinstance(ropes.get(kind), dict) for kind in _ROPES):
-        raise ModelError(path, f"'rope_parameters' is {ropes!r}; an object for each of {' and '.join(_ROPES)}"
+        raise SettingError(path, f"'rope_parameters' is {ropes!r}; an object for each of {' and '.join(_ROPES)}"
                                " is expected")  # fmt: skip
     for kind, supported in ((SLIDING, ("default",)), (FULL, ("proportional", "default"))):
         given = {key: value for key, value in ropes[kind].items() if value is not None}
         found = given.get("rope_type", "default")
         if found not in supported:
-            raise ModelError(
+            raise SettingError(
                 path, f"rope_type {found!r} of {kind} is not supported; {' and '.join(supported)} is"
             )
         unknown = given.keys() - {"rope_type", "rope_theta", "partial_rotary_factor"}
         if unknown - {"factor"} or given.get("factor", 1) != 1:
-            raise ModelError(path, f"{min(unknown)!r} of rope_type {found!r} is not supported")
+            raise SettingError(path, f"{min(unknown)!r} of rope_type {found!r} is not supported")
         if "rope_theta" not in given:
-            raise ModelError(path, f"'rope_theta' of {kind} is missing")
+            raise SettingError(path, f"'rope_theta' of {kind} is missing")
     full = ropes[FULL]
     # With the default type, transformers rotates the whole head and ignores the share.
     share = full.get("partial_rotary_factor", 1.0) if full.get("rope_type") == "proportional" else 1.0
     if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise ModelError(path, f"'partial_rotary_factor' is {share!r}; a number up to 1 is expected")
+        raise SettingError(path, f"'partial_rotary_factor' is {share!r}; a number up to 1 is expected")
     return {
         "rope.freq_base": full["rope_theta"],
         "rope.freq_base_swa": ropes[SLIDING]["rope_theta"],

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 
 from .json_files import read_json
 
@@ -57,7 +57,7 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] |
     if settings is None:
         return None
     if not isinstance(settings, dict):
-        raise ModelError(path, f"quantization_config is {settings!r:.80}; an object is expected")
+        raise SettingError(path, f"quantization_config is {settings!r:.80}; an object is expected")
     method = settings.get("quant_method")
     if method in ("auto-round", "intel/auto-round"):
         settings = _auto_round(path, settings)

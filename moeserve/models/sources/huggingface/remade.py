@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 
@@ -118,7 +118,7 @@ def multiplied(rules: Mapping[str, tuple[str, str]]) -> Made:
                 continue
             both = find_tensor(path, stored, norm, 1), find_tensor(path, stored, row, 2)
             if both[1].shape != (1, *both[0].shape):
-                raise ModelError(path, f"tensors {norm!r} and {row!r} do not fit one another")
+                raise SettingError(path, f"tensors {norm!r} and {row!r} do not fit one another")
             del stored[norm], stored[row]
             yield ours, product_made(*both)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .layer_settings import FULL, SLIDING
@@ -21,7 +21,7 @@ def rope_by_kind(path: Path, config: Settings) -> tuple[Settings, Settings]:
     given = config.get("rope_parameters")
     kinds = [given.get(kind) or {} for kind in (FULL, SLIDING)] if isinstance(given, dict) else []
     if not kinds or not all(isinstance(kind, dict) for kind in kinds) or not kinds[0]:
-        raise ModelError(
+        raise SettingError(
             path,
             f"'rope_parameters' is {given!r:.80}; an object for each of {FULL} and {SLIDING} is expected",
         )
@@ -38,4 +38,4 @@ def check_unscaled(path: Path, settings: Settings, kind: str) -> None:
     """Raises ModelError if RoPE of this kind of layer is scaled."""
     found = settings.get("rope_type", settings.get("type", "default"))
     if found != "default":
-        raise ModelError(path, f"rope_type of {kind} is {found!r:.40}; only 'default' is supported")
+        raise SettingError(path, f"rope_type of {kind} is {found!r:.40}; only 'default' is supported")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.regular_file import FileVersion, map_version
 from moeserve.quantization import QUANT_TYPES, QuantType
 from moeserve.quantization.table import BF16, F32
@@ -113,7 +113,7 @@ def read_tensors(path: Path, most_header_bytes: int | None = None) -> tuple[int,
         buffer, version = map_version(path)
         (length,) = _LENGTH.unpack_from(buffer)
         if most_header_bytes is not None and length > most_header_bytes:
-            raise ModelError(
+            raise SettingError(
                 path, f"has a header of {length} bytes; {most_header_bytes} at most are expected"
             )
         with safe_open(path, framework="numpy"):
@@ -128,7 +128,9 @@ def read_tensors(path: Path, most_header_bytes: int | None = None) -> tuple[int,
             path, f"is damaged or not a safetensors file ({error}); download it again"
         ) from error
     except OSError as error:
-        raise ModelError(path, f"cannot be opened: {error.strerror or error}") from error
+        raise ModelError(
+            path, f"cannot be opened: {error.strerror or error}; let the server's user read it"
+        ) from error
     base = _LENGTH.size + length
     tensors = {name: _stored(path, name, entry, buffer, version, base) for name, entry in entries.items()}
     return len(buffer), tensors
@@ -142,7 +144,7 @@ def _stored(
     if entry.dtype in ITEM_BYTES:
         nbytes = math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
     if not (base <= start <= end <= len(buffer) and end - start == nbytes):
-        raise ModelError(
+        raise SettingError(
             path, f"tensor {name!r} has offsets that do not match its shape; the file has changed"
         )
     return StoredTensor(path, name, tuple(entry.shape), entry.dtype, start, end, buffer, version)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.quantization.table import FP8_TYPES
@@ -51,7 +51,7 @@ def ngram_table(
         stated = find_part(path, stored, under + theirs, ("I64",), 1)
         expected = metadata[f"{architecture}.{ours}"]
         if not np.array_equal(stored_numbers(stated).view(np.int64), np.asarray(expected)):
-            raise ModelError(
+            raise SettingError(
                 path,
                 f"tensor {stated.name!r} has other numbers than follow from config.json's seed and sizes; other hashes "
                 "of n-grams are not supported",
@@ -105,7 +105,7 @@ class _Table:
         self._is_advised = False
         if scale is None:
             if shards[0].dtype not in TYPES:
-                raise ModelError(
+                raise SettingError(
                     path,
                     f"tensor {shards[0].name!r} is of type {shards[0].dtype}; a table in parts is of "
                     f"{', '.join(TYPES)}, or of {FP8} with one scale",
@@ -113,12 +113,12 @@ class _Table:
             self._type = TYPES[shards[0].dtype]
             return
         if math.prod(scale.shape) != 1:
-            raise ModelError(
+            raise SettingError(
                 path, f"tensor {scale.name!r} has shape {list(scale.shape)}; one number is expected"
             )
         width = next((each for each in sorted(FP8_TYPES, reverse=True) if self._cols % each == 0), None)
         if width is None:
-            raise ModelError(
+            raise SettingError(
                 path,
                 f"tensor {shards[0].name!r} has {self._cols} columns; of {FP8} a multiple of {min(FP8_TYPES)} is "
                 "supported",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
 _AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
@@ -51,7 +51,9 @@ def check_spaced(path: Path, tokenizer: Mapping[str, Any]) -> None:
         raise ModelError(path, "'model' is not an object; download it again")
     for key, supported in _BPE.items():
         if model.get(key) not in supported:
-            raise ModelError(path, f"'model' has {key} {model.get(key)!r}; only BPE as Gemma's is supported")
+            raise SettingError(
+                path, f"'model' has {key} {model.get(key)!r}; only BPE as Gemma's is supported"
+            )
     if tokenizer.get("pre_tokenizer") not in _PRE_TOKENIZERS:
         raise ModelError(path, "its pre_tokenizer is not supported; use a GGUF file of the model")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 
 from .safetensors_file import StoredTensor
 
@@ -33,7 +33,7 @@ def settle_head(
         if _are_equal(head, embedding):
             del stored[HEAD]
     elif HEAD not in stored:
-        raise ModelError(path, f"tensor {HEAD!r} is missing, and tie_word_embeddings is false")
+        raise SettingError(path, f"tensor {HEAD!r} is missing, and tie_word_embeddings is false")
 
 
 def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf.metadata import MetadataValue, StringArray
 from moeserve.models.sources.splits import BY_EXPRESSIONS, GPT2, Split
 
@@ -104,12 +104,12 @@ def _check_kind(path: Path, tokenizer: Mapping[str, Any]) -> None:
     model = _dict(path, tokenizer, "model")
     for key, supported in _BPE.items():
         if model.get(key) not in supported:
-            raise ModelError(
+            raise SettingError(
                 path,
                 f"'model' has {key} {model.get(key)!r}; byte-level BPE as Qwen's, or Gemma's form, is expected",
             )
     if tokenizer.get("normalizer") not in (*_NO_NORMALIZERS, {"type": "NFC"}):
-        raise ModelError(
+        raise SettingError(
             path, f"normalizer {tokenizer['normalizer']!r} is not supported; only NFC or none is"
         )
 
@@ -155,7 +155,7 @@ def _tokens(
     """Returns the text and kind of each id below `size`. The embedding may have more rows than tokens; such ids get
     unique names and are never generated."""
     if not 1 <= size <= MAX_VOCAB:
-        raise ModelError(
+        raise SettingError(
             path.with_name("config.json"), f"vocab_size is {size}; 1 to {MAX_VOCAB} is supported"
         )
     pieces: dict[int, str] = {}
@@ -167,10 +167,10 @@ def _tokens(
         raise ModelError(path, "'added_tokens' is not a list; download it again")
     for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str):
-            raise ModelError(path, f"'added_tokens' holds {str(token)[:80]!r}, which is not a token")
+            raise SettingError(path, f"'added_tokens' holds {str(token)[:80]!r}, which is not a token")
         for flag in ("lstrip", "rstrip", "single_word"):
             if token.get(flag):
-                raise ModelError(path, f"token {token['content']!r} has {flag}, which is not supported")
+                raise SettingError(path, f"token {token['content']!r} has {flag}, which is not supported")
         place = _place(path, pieces, size, token.get("id"), token["content"])
         kinds[place] = CONTROL if token.get("special") else USER_DEFINED
     return [pieces.get(token_id, f"[PAD{token_id}]") for token_id in range(size)], kinds
@@ -178,9 +178,11 @@ def _tokens(
 
 def _place(path: Path, pieces: dict[int, str], size: int, token_id: object, piece: str) -> int:
     if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < size:
-        raise ModelError(path, f"token {piece!r} has id {token_id!r}; the model's embedding has {size} rows")
+        raise SettingError(
+            path, f"token {piece!r} has id {token_id!r}; the model's embedding has {size} rows"
+        )
     if pieces.setdefault(token_id, piece) != piece:
-        raise ModelError(path, f"tokens {pieces[token_id]!r} and {piece!r} have the same id, {token_id}")
+        raise SettingError(path, f"tokens {pieces[token_id]!r} and {piece!r} have the same id, {token_id}")
     return token_id
 
 
@@ -204,7 +206,7 @@ def _special_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) 
         if text is None:
             continue
         if text not in tokens:
-            raise ModelError(path, f"{theirs} is {text!r}, which is not a token of tokenizer.json")
+            raise SettingError(path, f"{theirs} is {text!r}, which is not a token of tokenizer.json")
         values[f"tokenizer.ggml.{ours}_token_id"] = tokens.index(text)
     if settings.get("add_bos_token"):
         values["tokenizer.ggml.add_bos_token"] = settings["add_bos_token"]
@@ -222,7 +224,7 @@ def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str,
         return {}
     ids = given if isinstance(given, list) else [given]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < size for i in ids):
-        raise ModelError(
+        raise SettingError(
             path, f"eos_token_id is {given!r}; a token id below {size}, or a list of them, is expected"
         )
     return {key: np.array(ids, np.int64)}
@@ -248,7 +250,7 @@ def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]
         if isinstance(template, str):
             found[name] = template
         elif template is not None:
-            raise ModelError(folder / "tokenizer_config.json", "its chat_template is not text")
+            raise SettingError(folder / "tokenizer_config.json", "its chat_template is not text")
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
@@ -73,19 +73,21 @@ def open_tower_folder(path: Path) -> TowerFolder:
     config = read_config(path)
     vision = config.get(VISION_CONFIG)
     if not isinstance(vision, dict):
-        raise ModelError(path / CONFIG, f"has no {VISION_CONFIG!r}: this model has no vision tower")
+        raise ModelError(
+            path / CONFIG, f"has no {VISION_CONFIG!r}: this model has no vision tower; leave --mmproj out"
+        )
     kind = str(vision.get("model_type"))
     if kind in _UNNAMED:
         kind = str(config.get("model_type"))
     family = next((each for each in _FAMILIES if kind.startswith(each.model_types)), None)
     if family is None:
         supported = ", ".join(each.name for each in _FAMILIES)
-        raise ModelError(
+        raise SettingError(
             path / CONFIG, f"its vision tower is a {kind!r}; supported are towers of {supported}"
         )
     for key, value in family.fixed.items():
         if vision.get(key, value) != value:
-            raise ModelError(
+            raise SettingError(
                 path / CONFIG, f"{VISION_CONFIG}.{key} is {vision[key]!r}; only {value!r} is supported"
             )
     metadata = Metadata(path / CONFIG, _values(path, config, vision, family), _complain(family))
@@ -126,7 +128,7 @@ def _pixels(path: Path, family: TowerFamily) -> tuple[Sequence[float], Sequence[
             isinstance(each, list) and len(each) == 3 and all(isinstance(x, int | float) for x in each)
             for each in lists
         ):
-            raise ModelError(path / name, "image_mean and image_std are not lists of three numbers")
+            raise SettingError(path / name, "image_mean and image_std are not lists of three numbers")
         return lists
     return mean, deviation
 
@@ -136,7 +138,7 @@ def _complain(family: TowerFamily) -> Callable[[Path, str, str], ModelError]:
 
     def complain(path: Path, key: str, problem: str) -> ModelError:
         theirs = family.keys.get(key.removeprefix("clip.vision."))
-        return ModelError(path, f"{VISION_CONFIG + '.' + theirs[0] if theirs else key} {problem}")
+        return SettingError(path, f"{VISION_CONFIG + '.' + theirs[0] if theirs else key} {problem}")
 
     return complain
 
@@ -152,7 +154,7 @@ def _tensors(path: Path, family: TowerFamily, vision: Config) -> Made:
             if prefix is not None and theirs not in family.skipped:
                 found = list(_made(theirs, tensor, family, vision))
                 if not found:
-                    raise ModelError(path, f"tensor {name!r} has no place in a vision tower of this kind")
+                    raise SettingError(path, f"tensor {name!r} has no place in a vision tower of this kind")
                 yield from found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.quantization import QuantType, StoredScales
 from moeserve.quantization.table import Q4_0, Q8_0, ZERO_TYPES
 
@@ -69,16 +69,16 @@ def integer_matrix(
 
 def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, groups: int) -> QuantType:
     if bits not in (2, 3, 4, 8):
-        raise ModelError(
+        raise SettingError(
             first.path, f"tensor {first.name!r} has codes of {bits} bits; only 2, 3, 4 and 8 are supported"
         )
     if groups < 1 or cols < 1 or cols % groups:
-        raise ModelError(first.path, f"tensor {first.name!r} has {cols} columns in {groups} groups")
+        raise SettingError(first.path, f"tensor {first.name!r} has {cols} columns in {groups} groups")
     stored = _stored_scales(scales, is_half=bits < 4)
     widths = sorted((c for b, c, s in ZERO_TYPES if (b, s) == (bits, stored)), reverse=True)
     width = next((width for width in widths if gcd(cols, cols // groups) % width == 0), None)
     if width is None:
-        raise ModelError(
+        raise SettingError(
             first.path,
             f"tensor {first.name!r} has {cols} columns in groups of {cols // groups}; multiples of {widths[-1]} are "
             "supported",
@@ -100,7 +100,7 @@ def _stored_scales(scales: StoredTensor, *, is_half: bool) -> StoredScales:
                 return StoredScales.F16_ZERO
         if not is_half and not (values & 0xFFFF).any():
             return StoredScales.BF16_ZERO
-    raise ModelError(
+    raise SettingError(
         scales.path, f"tensor {scales.name!r} has scales of {scales.dtype} that 16 bits do not hold"
     )
 
