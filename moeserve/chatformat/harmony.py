@@ -32,6 +32,8 @@ CALL: Final = "<|call|>"
 RETURN: Final = "<|return|>"
 WORDS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 ANALYSIS: Final = "analysis"
+# Ends a message and begins the answer's.
+ANSWER_FOLLOWS: Final = f"{END}{START}assistant{CHANNEL}final{MESSAGE}"
 TOOLS: Final = "functions."  # prefix of a tool's name in a call's recipient
 
 MAX_HEADER_CHARS: Final = 1024

@@ -3,19 +3,37 @@ while it plans the answer."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import deque
+from typing import Literal, Protocol
 
-from moeserve.messages.sampling import Thinking
+from moeserve.messages.reasoning import Headers, Thinking
 
 # possible: the model may begin to reason. open: it reasons. blank: it has ended its reasoning, and has written blanks.
 _State = Literal["possible", "open", "blank", "answer"]
 
 
-class AnswerStart:
+class AnswerStart(Protocol):
     """Follows a request's tokens up to the answer."""
 
+    def ends_reasoning(self, token_id: int) -> bool:
+        """Returns whether this token, which is pushed next, ends the reasoning."""
+        ...
+
+    def push(self, token_id: int, text: str) -> bool:
+        """Takes the next token, with the text that it completes. Returns whether a stop string may end with it: in the
+        answer, and with the token that closes the reasoning, so that a stop string may be its closing tag."""
+        ...
+
+
+def answer_start(reasoning: Thinking | Headers | None) -> AnswerStart:
+    """reasoning: None if the answer has none."""
+    return InMessages(reasoning) if isinstance(reasoning, Headers) else AfterTags(reasoning)
+
+
+class AfterTags:
+    """Reasoning between tags, before the answer."""
+
     def __init__(self, reasoning: Thinking | None) -> None:
-        """reasoning: None if the answer has none."""
         self._reasoning = reasoning
         self._state: _State = "answer"
         if reasoning is not None:
@@ -23,7 +41,6 @@ class AnswerStart:
         self._before = -1  # the token before
 
     def ends_reasoning(self, token_id: int) -> bool:
-        """Returns whether this token, which is pushed next, ends the reasoning."""
         reasoning = self._reasoning
         if reasoning is None or self._state != "open":
             return False
@@ -31,8 +48,6 @@ class AnswerStart:
         return is_call or token_id == reasoning.close_token
 
     def push(self, token_id: int, text: str) -> bool:
-        """Takes the next token, with the text that it completes. Returns whether a stop string may end with it: in the
-        answer, and with the token that closes the reasoning, so that a stop string may be its closing tag."""
         if self._reasoning is None or self._state == "answer":
             return True
         ends = self.ends_reasoning(token_id)
@@ -47,3 +62,34 @@ class AnswerStart:
         if text.strip():
             self._state = "answer"
         return self._state != "blank"
+
+
+class InMessages:
+    """Reasoning in messages of its own. Headers are neither reasoning nor answer: no stop string ends in them."""
+
+    def __init__(self, reasoning: Headers) -> None:
+        self._reasoning = reasoning
+        self._is_open = reasoning.is_open
+        self._in_header = False
+        self._header = deque[int](maxlen=len(reasoning.mark))  # its last tokens
+
+    def ends_reasoning(self, token_id: int) -> bool:
+        return self._is_open and self._closes(token_id)
+
+    def push(self, token_id: int, text: str) -> bool:
+        reasoning = self._reasoning
+        if self._closes(token_id):
+            ends, self._is_open = self._is_open, False
+            self._in_header = token_id in reasoning.opening
+            self._header.clear()
+            self._header.append(token_id)
+            return ends or not self._in_header
+        if self._in_header:
+            self._in_header = token_id != reasoning.end
+            self._is_open = not self._in_header and tuple(self._header) == reasoning.mark
+            self._header.append(token_id)
+            return False
+        return not self._is_open
+
+    def _closes(self, token_id: int) -> bool:
+        return token_id in self._reasoning.closing or token_id in self._reasoning.opening

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from moeserve.detokenizer.answer_start import AnswerStart
+from moeserve.detokenizer.answer_start import answer_start
 from moeserve.detokenizer.detokenize_tracer import DetokenizeTracer
 from moeserve.detokenizer.incremental import TokenDecoder
 from moeserve.detokenizer.stop import StopFinder
@@ -55,7 +55,7 @@ class RequestText:
         self._decoder = TokenDecoder(token_bytes, skipped)
         self._finder = StopFinder(options.stop, options.include_stop)
         self._min_tokens = options.min_tokens
-        self._start = AnswerStart(options.reasoning)
+        self._start = answer_start(options.reasoning)
         self.num_tokens = 0  # output tokens so far, up to and including the one that completed a stop string
         self.held: TextItem | None = None  # the item with the stop string, until the router's last item
 

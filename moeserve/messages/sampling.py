@@ -6,24 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from moeserve.messages.reasoning import Headers, Thinking
 from moeserve.sampling.parameters import SamplerSettings
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-
-
-class Thinking(msgspec.Struct, frozen=True, array_like=True):
-    """The reasoning part of an answer, for constraints that hold only within it (a token budget) or after it (a
-    grammar). The model opens it with the answer's first token, unless the prompt has opened it already."""
-
-    open_token: int  # <think>
-    close_token: int  # </think>
-    ending: tuple[int, ...]  # tokens that end a reasoning part at its budget; contain close_token once
-    is_open: bool  # the prompt ends within the reasoning part
-    budget: int | None = None  # reasoning tokens after which `ending` is forced; None: no limit
-    # Begins a tool call, which also ends a reasoning part that is not closed.
-    call_token: int | None = None
-    # The token before `call_token` in the call's first tag; None: `call_token` is the first.
-    call_lead: int | None = None
 
 
 class SamplingParams(SamplerSettings, frozen=True, omit_defaults=True):
@@ -59,7 +45,7 @@ class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     # Control tokens that stay in the text although special tokens are skipped.
     shown_tokens: tuple[int, ...] = ()
     min_tokens: int = 0  # a stop string that is completed earlier than this many tokens is ordinary text
-    reasoning: Thinking | None = None  # a part in which stop strings are ordinary text
+    reasoning: Thinking | Headers | None = None  # a part in which stop strings are ordinary text
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -27,6 +27,7 @@ from moeserve.messages.adapters import (
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
+from moeserve.messages.reasoning import EarlyEnd
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
@@ -64,6 +65,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     resumed: Resumed | None = None
     # Set if the request is one answer of a beam search, whose text comes all at the end.
     beams: BeamParams | None = None
+    early_end: EarlyEnd | None = None  # None: every stop token ends the answer
     spans: list[
         EmbeddingSpan
     ] = []  # sorted: positions of the prompt that are embeddings; `token_ids` has placeholders there

@@ -147,3 +147,67 @@ def test_an_end_that_the_file_marks_as_another_kind_of_token(tmp_path: Path, kin
         kinds={"<|im_end|>": kind},
     )
     assert in_both_ways(model, tools=[]) == ("Hello", "", [], "stop")
+
+
+# The end token comes after "Hm."; behind the line ends of the template's closing tag the model answers.
+ENDS_IN_REASONING: Final = ("Hm.", "<|im_end|>", "\n", "It is 42.")
+PLAIN: Final[dict[str, Any]] = {"tools": [], "seed": 1}
+
+
+def thinking_model(path: Path) -> Path:
+    return write_scripted_model(path, ENDS_IN_REASONING, chat_template("</think>", "<think>"))
+
+
+def test_an_answer_follows_a_turn_that_ended_in_reasoning(tmp_path: Path) -> None:
+    model = thinking_model(tmp_path / "model.gguf")
+    with running_server(
+        model,
+        "--max-num-seqs",
+        "4",
+        "--speculative-config",
+        '{"method": "ngram", "num_speculative_tokens": 2}',
+    ) as server:
+        expected: Outcome = ("It is 42.", "Hm.", [], "stop")
+        assert whole(server, **PLAIN) == expected
+        assert whole(server, **PLAIN, thinking_token_budget=50) == expected
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 60, "n": 3, "logprobs": True}
+        answer = server.post("/v1/chat/completions", body)
+        contents = [choice["message"]["content"] for choice in answer["choices"]]
+        assert contents == ["It is 42."] * 3
+        # "Hm.", a line end, the tag, two line ends, the answer and the end token
+        assert answer["usage"]["completion_tokens"] == 3 * 7
+        together = server.post("/v1/chat/completions", body | {"separate_reasoning": False, "n": 1})
+        assert together["choices"][0]["message"]["content"] == "Hm."
+        assert together["usage"]["completion_tokens"] == 2
+        short = server.post("/v1/chat/completions", body | {"n": 1, "max_tokens": 5})["choices"][0]
+        assert (short["message"]["content"], short["finish_reason"]) == ("", "stop")
+        for choice in answer["choices"]:
+            assert len(choice["logprobs"]["content"]) in (6, 7)
+
+
+def test_such_an_answer_is_streamed_alike(tmp_path: Path) -> None:
+    model = thinking_model(tmp_path / "model.gguf")
+    assert in_both_ways(model, **PLAIN) == ("It is 42.", "Hm.", [], "stop")
+
+
+def test_an_answer_follows_a_turn_that_ended_in_analysis(tmp_path: Path) -> None:
+    controls = (
+        "<|start|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|constrain|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+    )
+    model = write_scripted_model(
+        tmp_path / "model.gguf",
+        ["42", "<|return|>"],
+        HARMONY.replace(
+            "<|start|>assistant{% endif", "<|start|>assistant<|channel|>analysis<|message|>{% endif"
+        ),
+        controls=(*controls, "<|endoftext|>"),
+        whole=(),
+        end="<|return|>",
+    )
+    assert in_both_ways(model, **PLAIN) == ("42", "42", [], "stop")

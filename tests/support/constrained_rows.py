@@ -11,7 +11,8 @@ import torch
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.grammar.spec import JsonSchema
 from moeserve.grammar.translate import to_grammar
-from moeserve.messages.sampling import SamplingParams, Thinking
+from moeserve.messages.reasoning import Thinking
+from moeserve.messages.sampling import SamplingParams
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints.slot_guides import Constraints

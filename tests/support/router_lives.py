@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from moeserve.messages.reasoning import EarlyEnd, Thinking
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, TokensItem
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
@@ -19,7 +21,10 @@ Event: TypeAlias = tuple[Any, ...]  # its kind, then what the kind needs: see EV
 Added: TypeAlias = dict[int, tuple[GenerateRequest, list[int]]]  # by id: the request, the worker's script
 
 
-TOKEN = st.sampled_from([7, 7, 7, 7, 7, STOP_TOKEN, -1])
+# Every third request reasons until CLOSE comes.
+CLOSE = 8
+EARLY_END = EarlyEnd(Thinking(5, CLOSE, (6, CLOSE, 6), is_open=True), frozenset({STOP_TOKEN}))
+TOKEN = st.sampled_from([7, 7, 7, 7, 7, CLOSE, STOP_TOKEN, -1])
 ADD = st.tuples(
     st.just("add"),
     # The prompt: tokens of one of two stems that many requests share, then tokens of its own; how many of each.
@@ -49,7 +54,7 @@ EVENT = st.one_of(
 def message(id: int, event: Event) -> GenerateRequest:
     _, (shared, stem, own), max_tokens, priority, min_tokens, scored, _, key_name, salt = event
     tokens = [1000 * stem + i for i in range(shared)] + [100_000 + 100 * id + i for i in range(own)]
-    return request(
+    wanted = request(
         id,
         tokens,
         max_tokens,
@@ -59,6 +64,7 @@ def message(id: int, event: Event) -> GenerateRequest:
         min_tokens=min_tokens,
         prompt_logprobs=0 if scored else None,
     )
+    return wanted if id % 3 else replace(wanted, early_end=EARLY_END)
 
 
 def apply(world: World, event: Event) -> None:
@@ -84,13 +90,18 @@ def apply(world: World, event: Event) -> None:
 def expected_tokens(message: GenerateRequest, script: list[int]) -> tuple[list[int], str]:
     """The client's tokens and the end, from the request and the worker's script alone."""
     tokens: list[int] = []
-    for index in range(message.sampling.max_tokens):
+    while (index := len(tokens)) < (most := message.sampling.max_tokens):
         token = script[index] if index < len(script) else 100 + index
         if token < 0:
             return tokens, "error"
-        if token == STOP_TOKEN and index >= message.sampling.min_tokens:
+        is_stop = token == STOP_TOKEN and index >= message.sampling.min_tokens
+        reasons = message.early_end is not None and CLOSE not in tokens
+        if is_stop and reasons and index + 3 < most:
+            tokens += EARLY_END.reasoning.ending
+        elif is_stop:
             return tokens, "stop"
-        tokens.append(token)
+        else:
+            tokens.append(token)
     return tokens, "length"
 
 
@@ -176,7 +187,7 @@ def crowded_events(rng: random.Random, count: int, tenants: list[str], loses: fl
     kinds, weights = [*kinds, "lose", "back"], [*weights, loses, 3 * loses]
     for kind in rng.choices(kinds, weights, k=count):
         if kind == "add":
-            script = [rng.choice([7, 7, 7, 7, 7, 7, STOP_TOKEN, -1]) for _ in range(rng.randrange(12))]
+            script = [rng.choice([7, 7, 7, 7, 7, 7, CLOSE, STOP_TOKEN, -1]) for _ in range(rng.randrange(12))]
             prompt = rng.randint(0, 12), rng.randint(0, 1), rng.randint(0, 8)
             sampling = rng.randint(0, 16), rng.randint(-1, 1), rng.randint(0, 3), rng.random() < 0.2
             yield ("add", prompt, *sampling, script, rng.choice(tenants), rng.choice(["", "", "salt"]))

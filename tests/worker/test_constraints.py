@@ -12,7 +12,8 @@ import pytest
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.grammar.spec import Choice, Ebnf, GrammarTool, ToolCalls
 from moeserve.grammar.translate import to_grammar
-from moeserve.messages.sampling import SamplingParams, Thinking
+from moeserve.messages.reasoning import Thinking
+from moeserve.messages.sampling import SamplingParams
 from moeserve.worker.constraints.guide import Guide
 from tests.support.constrained_rows import (
     CLOSE,

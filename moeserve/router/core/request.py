@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from moeserve.messages.reasoning import EarlyEnd
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import BACKGROUND_PRIORITY, GenerateRequest, PrefillProgress, Resumed, Usage
 from moeserve.router.core.beams.beam_rows import BeamRows
@@ -62,6 +63,7 @@ class Request(HeldSequence):
         "crashes",
         "draft_record",
         "draft_tokens",
+        "early_end",
         "fairness_preempted_at",
         "first_planned_at",
         "first_token_at",
@@ -83,6 +85,7 @@ class Request(HeldSequence):
         "retry_at",
         "sampling",
         "size",
+        "stale_through",
         "state",
         "stop_ids",
         "to_be_tried",
@@ -109,6 +112,7 @@ class Request(HeldSequence):
         self.wants_progress: bool = message.progress
         # Sort key of seniority, smallest first: arrival shifted by priority, then the unique id.
         self.age: tuple[float, int] = (message.arrival + SECONDS_PER_PRIORITY * message.priority, message.id)
+        self.early_end: EarlyEnd | None = message.early_end
         self.spans = message.spans
         if message.beams is not None:
             self.beams = BeamRows(message.beams, message.sampling, self.num_prompt)
@@ -145,6 +149,7 @@ class Request(HeldSequence):
         self.num_postponed: int = 0  # number of postponements for the token after `output_postponed` others
         self.output_postponed: int = 0
         self.retry_at: int = 0  # step from which on it is queued again
+        self.stale_through: int = 0  # last step whose rows of it continue a token that was replaced
 
         # Written by ScheduledStep as rows are planned.
         self.announced: bool = False  # its NewSeq is part of a plan already sent
@@ -192,6 +197,13 @@ class Request(HeldSequence):
     @property
     def has_stopped(self) -> bool:
         return self.tokens[-1] in self.stop_ids and self.num_output > self.sampling.min_tokens
+
+    def ending_for(self, token_id: int) -> tuple[int, ...]:
+        """Returns the tokens that take the place of this stop token, and leave room for one more (`EarlyEnd`)."""
+        if self.early_end is None:
+            return ()
+        ending = self.early_end.ending(token_id, self.tokens[self.num_prompt :])
+        return ending if self.num_output + len(ending) < self.max_tokens else ()
 
     @property
     def prompt_left(self) -> int:

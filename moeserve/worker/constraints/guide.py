@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from enum import Enum, auto
 
 from moeserve.grammar.engine import Bits, Matcher, clear_bits, set_bits
-from moeserve.messages.sampling import Thinking
+from moeserve.messages.reasoning import Thinking
 
 
 class _Stage(Enum):

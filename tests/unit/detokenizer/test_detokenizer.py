@@ -24,7 +24,8 @@ from moeserve.detokenizer.manager import Detokenizer, serve
 from moeserve.launcher.launched_config import write_config
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.sampling import TextOptions, Thinking, TokenLogprob
+from moeserve.messages.reasoning import Thinking
+from moeserve.messages.sampling import TextOptions, TokenLogprob
 from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,

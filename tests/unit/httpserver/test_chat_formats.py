@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from moeserve.messages.sampling import Thinking
+from moeserve.messages.reasoning import Thinking
 from tests.support.fresh_server import as_new
 from tests.support.http_harness import NAME, HttpServer, echo, say
 from tests.support.official_clients import openai_client

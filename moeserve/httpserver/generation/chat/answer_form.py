@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from moeserve.chatformat import harmony
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.answer_reading import AnswerReading
-from moeserve.httpserver.generation.chat.channels import channel_grammar
+from moeserve.httpserver.generation.chat.channels import Channels, channel_grammar
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
-from moeserve.httpserver.generation.chat.sections import section_grammar
+from moeserve.httpserver.generation.chat.sections import Sections, section_grammar
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingState
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.transport.errors import invalid
-from moeserve.messages.sampling import Thinking
+from moeserve.messages.reasoning import Headers, Thinking
 
 _NEVER: Final = -100.0  # a logit bias that excludes a token
 
@@ -32,7 +32,9 @@ class AnswerForm:
     grammar: GrammarConstraint | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)  # in addition to the client's biases
     thinking: Thinking | None = None
-    reasoning: Thinking | None = None  # the part in which stop strings are ordinary text
+    reasoning: Thinking | Headers | None = None  # the part in which stop strings are ordinary text
+    # If the model ends its turn within `reasoning`, the reasoning is ended instead (`EarlyEnd`).
+    must_answer: bool = False
     shown_tokens: tuple[int, ...] = ()  # control tokens kept in the text for the format's parser
     stop_token_ids: tuple[int, ...] = ()  # stop tokens of the chat format: the answer is complete after one
     reading: AnswerReading | None = None  # None: the answer is plain text
@@ -54,12 +56,12 @@ def form_of(
         if harmony.MESSAGE not in begun:
             constraint = channel_grammar(prompt, _combined(tools, given), formats.channels)
         reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
-        return AnswerForm(constraint, shown_tokens=tuple(formats.channels.tokens.values()), reading=reading)
+        return _in_messages(formats.channels, constraint, reading, text, begun)
     if formats.sections is not None:
         begun = formats.sections.prompt_end(text.tokenizer, ids)
         constraint = section_grammar(prompt, _combined(tools, given), formats.sections, begun)
         reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
-        return AnswerForm(constraint, shown_tokens=tuple(formats.sections.tokens.values()), reading=reading)
+        return _in_messages(formats.sections, constraint, reading, text, begun)
     state: ThinkingState = "closed"
     if formats.thinking is not None:
         state = formats.thinking.state(ids, text.tokenizer.vocabulary.special)
@@ -84,9 +86,29 @@ def form_of(
         logit_bias=_without_calls(tools, formats),
         thinking=thinking,
         reasoning=reasoning,
+        # A call in the reasoning whose tag is no token would not be noticed.
+        must_answer=constraint is None and bool(formats.call_opening or not tools.may_call),
         shown_tokens=tuple(formats.control_tokens.values()) if tools.may_call else (),
         stop_token_ids=stops,
         reading=AnswerReading(prompt, formats, asked.stop_token_ids, constraint, bool(call), state),
+    )
+
+
+def _in_messages(
+    whole: Channels | Sections,
+    constraint: GrammarConstraint | None,
+    reading: AnswerReading,
+    text: ModelText,
+    begun: str,
+) -> AnswerForm:
+    """Returns the form of an answer whose format covers reasoning, calls and text."""
+    separates = whole.separates_reasoning and reading.prompt.separate_reasoning
+    return AnswerForm(
+        constraint,
+        reasoning=whole.reasoning(text.tokenizer, begun) if separates else None,
+        must_answer=constraint is None,
+        shown_tokens=tuple(whole.tokens.values()),
+        reading=reading,
     )
 
 

@@ -10,6 +10,7 @@ from moeserve.chatformat import harmony
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.request.asked import ChatPrompt, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
+from moeserve.messages.reasoning import Headers
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 
@@ -27,6 +28,18 @@ class Channels:
             if prompt[at] == start:
                 return tokenizer.decode(prompt[at:], skip_special=False)
         return ""
+
+    def reasoning(self, tokenizer: TextTokenizer, begun: str) -> Headers:
+        """Returns the tokens around reasoning. begun: see `prompt_end`."""
+        tokens = self.tokens
+        return Headers(
+            opening=(tokens[harmony.START], tokens[harmony.CHANNEL]),
+            end=tokens[harmony.MESSAGE],
+            mark=tuple(tokenizer.encode_rest(harmony.CHANNEL + harmony.ANALYSIS)),
+            closing=(tokens[harmony.END], tokens[harmony.CALL], tokens[harmony.RETURN]),
+            ending=tuple(tokenizer.encode_rest(harmony.ANSWER_FOLLOWS)),
+            is_open=harmony.HarmonyParser(begun, reads_calls=False).is_thinking,
+        )
 
 
 def channel_grammar(

@@ -13,6 +13,7 @@ from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.channels import bound_of
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.httpserver.generation.request.asked import ChatPrompt, GrammarConstraint
+from moeserve.messages.reasoning import Headers
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 
@@ -31,6 +32,18 @@ class Sections:
             if prompt[at] == self.tokens[section_tags.OPEN]:
                 return tokenizer.decode(prompt[at:], skip_special=False)
         return ""
+
+    def reasoning(self, tokenizer: TextTokenizer, begun: str) -> Headers:
+        """Returns the tokens around reasoning. begun: see `prompt_end`."""
+        opening, close = section_tags.opening("think"), section_tags.closing("think")
+        return Headers(
+            opening=(self.tokens[section_tags.OPEN], self.tokens[section_tags.CLOSE]),
+            end=self.tokens[section_tags.SEP],
+            mark=tuple(tokenizer.encode_rest(opening.removesuffix(section_tags.SEP))),
+            closing=(self.tokens[section_tags.END],),
+            ending=tuple(tokenizer.encode_rest(close + section_tags.opening("response"))),
+            is_open=_name(begun) == "think",
+        )
 
 
 def section_grammar(

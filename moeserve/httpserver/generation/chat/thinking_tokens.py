@@ -8,7 +8,7 @@ from typing import Literal
 
 from moeserve.chatformat.reasoning import QWEN3, ReasoningTags
 from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
-from moeserve.messages.sampling import Thinking
+from moeserve.messages.reasoning import Thinking
 
 # The state of reasoning at a prompt's end. closed: the prompt has ended it, or forbids it. open: the prompt has begun
 # it. possible: the model may begin it.

@@ -36,6 +36,7 @@ class RequestBuilder:
         asked, prompts = resolved.asked, resolved.prompts
         vocab_size = served.vocab_size
         stop_token_ids = _stop_token_ids(resolved, vocab_size, served.text.eos_ids)
+        early_end = resolved.early_end(served.text.eos_ids)
         check_sizes(resolved)
         if asked.beams is not None:
             check_beams(resolved, asked.beams, len(stop_token_ids), vocab_size)
@@ -71,6 +72,7 @@ class RequestBuilder:
                     context=RequestContext(asked.caller.request_id),
                     progress=asked.progress,
                     beams=None if search is None else replace(search, choice=choice),
+                    early_end=None if search is not None else early_end,
                     spans=[*resolved.chat.spans],
                 )
                 requests.append(request)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from moeserve.httpserver.generation.chat.answer_form import PLAIN_TEXT, AnswerForm
 from moeserve.httpserver.generation.chat.picture_tokens import NO_CHAT, ChatTokens
 from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.messages.reasoning import EarlyEnd
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.sampling.order import heeded
 from moeserve.sampling.parameters import DEFAULTS, SamplerSettings
@@ -51,6 +52,15 @@ class Resolved:
             grammar=self.grammar,
             thinking=self.form.thinking,
         )
+
+    def early_end(self, eos_ids: tuple[int, ...]) -> EarlyEnd | None:
+        """eos_ids: the model's. A token that the client, or its wish for one call, lets end the answer does so within
+        the reasoning too."""
+        form, own = self.form, {*self.asked.stop_token_ids, *self.form.stop_token_ids}
+        if not form.must_answer or form.reasoning is None or self.asked.ignore_eos:
+            return None
+        ends = frozenset(eos_ids) - own
+        return EarlyEnd(form.reasoning, ends) if ends and own.isdisjoint(form.reasoning.ending) else None
 
     def text_options(self) -> TextOptions:
         asked = self.asked

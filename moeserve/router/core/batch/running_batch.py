@@ -12,7 +12,7 @@ its prompt's KV stays cached, and it is retried after a few steps, each time aft
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.router_metrics import LoadReport
@@ -200,6 +200,19 @@ class RunningBatch:
         self._unbind(request, preempted=True)
         self._begin_again(request)
         self._refused = None
+
+    def continue_behind(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Returns a request to the queue, to continue behind these tokens. They take the place of the token that its
+        last row returned, so that the rows in flight, which continue that token, are stale."""
+        is_running = request.id in self.running
+        if is_running:
+            self._leave(request)
+        request.stale_through = self.last_planned
+        request.tokens.extend(token_ids)
+        request.num_output += len(token_ids)
+        if is_running:
+            request.state = State.WAITING
+            self.enqueue(request)
 
     def postpone(self, request: Request) -> None:
         """Takes a request whose grammar mask is late out of the batch. Ignores a request that has left the batch

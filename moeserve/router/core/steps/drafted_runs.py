@@ -73,7 +73,7 @@ def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
 
 
 def accept_runs(
-    owners: Sequence[Request], sampled: Sequence[Sampled], now: float
+    owners: Sequence[Request], sampled: Sequence[Sampled], step: int, now: float
 ) -> tuple[list[TokensItem], Ended]:
     """Appends the sampled tokens of rows that may have drafts, one or more each. Returns the items to send, and the
     requests that end, each with the token entry that ends it. That is the first entry that can end the request, as
@@ -81,7 +81,7 @@ def accept_runs(
     items: list[TokensItem] = []
     ended: Ended = []
     for request, entry in zip(owners, sampled, strict=True):
-        if request.state is State.FINISHED:
+        if request.state is State.FINISHED or request.stale_through >= step:
             continue
         run = _run(entry)
         last = next((at for at, one in enumerate(run) if _ends(request, one.token_id, at)), len(run))
