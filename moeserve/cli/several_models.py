@@ -134,7 +134,9 @@ def _entries_of(path: Path) -> list[dict[str, Any]]:
             raise ConfigError(f"--models-file: {path} has more than {MAX_FILE_BYTES >> 10} KiB")
         found = read_yaml(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"--models-file: {path} cannot be read: {error}") from error
+        raise ConfigError(
+            f"--models-file: {path} cannot be read: {error}; correct the path or its rights"
+        ) from error
     if not isinstance(found, list) or not found:
         raise ConfigError(
             f"--models-file: {path} must be a list with a mapping for each model, which has the key model"
@@ -196,7 +198,7 @@ def _text_of(key: str, value: Any) -> tuple[str, str | list[str]]:
     name = key.replace("-", "_")
     options = {option.name: option for option in dataclasses.fields(ServerConfig)}
     if name not in options:
-        raise ConfigError(f"{key}: there is no such option")
+        raise ConfigError(f"{key}: there is no such option; flags stand without their dashes")
     if name in OF_FRONT:
         raise ConfigError(f"{key}: is for the whole server; give {flag_name(name)} on the command line")
     if isinstance(options[name].default, tuple):

@@ -73,7 +73,7 @@ async def _named(request: Request) -> PooledModel:
     """Returns the model that the body names. Raises ApiError."""
     asked = await asked_in(request.url.path, b"", await request.body())
     if asked.model is None:
-        raise ApiError(400, "model: is missing", param="model", code="missing_field")
+        raise ApiError(400, "model: is missing; name one of /v1/models", param="model", code="missing_field")
     return pool_of(request).find(asked.model)
 
 

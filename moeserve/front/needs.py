@@ -51,7 +51,10 @@ class NeedsReader:
             async with asyncio.timeout(DEADLINE_S):
                 said, _ = await process.communicate(msgspec.json.encode(to_json_dict(config)))
         except TimeoutError:
-            raise LoadFailed(f"its file was not read within {DEADLINE_S:g} s") from None
+            raise LoadFailed(
+                f"its file was not read within {DEADLINE_S:g} s; check the disk or network file system "
+                "that it is on"
+            ) from None
         finally:
             if process.returncode is None:
                 process.kill()
@@ -63,7 +66,9 @@ class NeedsReader:
             # A library may have written lines before the answer.
             answer = json.loads(said.splitlines()[-1])
         except (ValueError, IndexError):
-            raise LoadFailed("its file cannot be read: the process that reads it gave no answer") from None
+            raise LoadFailed(
+                "its file cannot be read: the process that reads it gave no answer; the log above says why"
+            ) from None
         return self._taken(answer)
 
     def _taken(self, answer: dict[str, Any]) -> Needs:

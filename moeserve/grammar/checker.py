@@ -102,10 +102,12 @@ class GrammarChecker:
         try:
             reply = decode_reply(self._sandbox.ask_or_ask_another(frame, "compile"))
         except SandboxTimeout as error:
-            raise GrammarError(f"is too complex: it {error}") from error
+            raise GrammarError(f"is too complex: it {error}; split it, or shorten its repetitions") from error
         except (SandboxDied, ValueError) as error:
             self._sandbox.stop()
-            raise GrammarError("is too complex: compiling it takes too much memory") from error
+            raise GrammarError(
+                "is too complex: compiling it takes too much memory; split it, or shorten its repetitions"
+            ) from error
         except SandboxLost as error:
             raise SandboxUnavailable(f"the process for grammars {error}") from error
         match reply:

@@ -40,7 +40,9 @@ def explained(name: HubName) -> Iterator[None]:
             f"{name}: access has to be granted: ask for it at {hub}/{name.repo}, then set HF_TOKEN to a token of yours"
         ) from error
     except RevisionNotFoundError as error:
-        raise HubError(f"{name}: {hub}/{name.repo} has no branch, tag or commit {name.revision}") from error
+        raise HubError(
+            f"{name}: {hub}/{name.repo} has no branch, tag or commit {name.revision}; correct what follows @"
+        ) from error
     except RepositoryNotFoundError as error:
         raise HubError(
             f"{name}: neither a local path nor a repository that {hub} shows to this user; check the name, or set "

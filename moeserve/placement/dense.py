@@ -124,7 +124,7 @@ class DensePlacement:
             raise self._error(
                 decision,
                 f"is impossible: layer {behind} would be in RAM after layer {first} on the GPU, but only the "
-                "first layers of the model can be in RAM",
+                "first layers of the model can be in RAM; move both to the same place",
             )
 
     def _check_ends(self) -> None:
@@ -132,19 +132,21 @@ class DensePlacement:
             raise self._error(
                 self._of_embedding,
                 "is impossible: layer 0 is in RAM, so the embedding, which comes before it, must "
-                "be in RAM too",
+                "be in RAM too; move the embedding to RAM, or layer 0 to the GPU",
             )
         needed = self._sizes.layers[0].needs_layer_before and self.layers[0] == "cuda"
         if needed and self.embedding == "cpu":
             raise self._error(
                 self._of_embedding,
                 "is impossible: the layers on the GPU read inputs that are computed with the embedding, so it must be "
-                "on the GPU too",
+                "on the GPU too; move the embedding to the GPU, or layer 0 to RAM",
             )
         of_head = self._decide("the head", [n.OUTPUT, n.OUTPUT_NORM], "output")
         if self._place("the head", of_head, "cuda") == "cpu":
             raise self._error(
-                of_head, "is impossible: the head follows the last layers, so it is always on the GPU"
+                of_head,
+                "is impossible: the head follows the last layers, so it is always on the GPU; leave it out "
+                "of the rule",
             )
 
     def _error(self, decision: Decision | None, problem: str) -> ConfigError:

@@ -136,7 +136,9 @@ class Rules:
             return SchemaValidator(schema), text, quoted
         except SchemaError as error:
             reason = str(error).rpartition("SchemaError: ")[2]
-            raise self._error(f"{quoted}: the pattern is not valid: {reason}") from error
+            raise self._error(
+                f"{quoted}: the pattern is not valid: {reason}; correct this regular expression"
+            ) from error
 
     def _first_match(self, name: str) -> int | None:
         if name not in self._first:

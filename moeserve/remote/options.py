@@ -53,11 +53,12 @@ def check_server(config: ServerConfig) -> None:
     parse_address(config.worker, "--worker")
     if config.lora_modules:
         raise ConfigError(
-            "--lora-modules: cannot be combined with --worker: the adapters would have to be on the worker's machine"
+            "--lora-modules: cannot be combined with --worker, on whose machine the adapters would have to be; leave "
+            "it out"
         )
     if config.lora_dir is not None:
         raise ConfigError(
-            "--lora-dir: cannot be combined with --worker: the adapters would have to be on the worker's machine"
+            "--lora-dir: cannot be combined with --worker, on whose machine the adapters would have to be; leave it out"
         )
     for name in ("worker_ssl_certfile", "worker_ssl_ca_certs"):
         if getattr(config, name) is None:

@@ -34,10 +34,14 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
-                f"the chat template has an error in line {error.lineno}: {_text_of(error)}"
+                f"the chat template has an error in line {error.lineno}: {_text_of(error)}; name a mended one with "
+                "--chat-template"
             ) from error
         except Exception as error:  # jinja and Python's compiler can refuse a program in many ways
-            raise TemplateError(f"the chat template cannot be compiled: {_reason(error)}") from error
+            raise TemplateError(
+                f"the chat template cannot be compiled: {_reason(error)}; name a mended one with "
+                "--chat-template"
+            ) from error
 
     def render(
         self,
@@ -63,7 +67,9 @@ class ChatTemplate:
             for piece in self._template.generate(variables):
                 size += len(piece)
                 if size > max_chars:
-                    raise TemplateError(f"the chat template wrote more than {max_chars} characters")
+                    raise TemplateError(
+                        f"the chat template wrote more than {max_chars} characters; shorten the messages"
+                    )
                 pieces.append(piece)
             text = "".join(pieces)
             text.encode("utf-8")

@@ -160,7 +160,9 @@ class ChatRenderer:
             )
         taken = RESERVED & (kwargs or {}).keys()
         if taken:
-            raise TemplateError(f"chat_template_kwargs may not set {', '.join(sorted(taken))}")
+            raise TemplateError(
+                f"chat_template_kwargs may not set {', '.join(sorted(taken))}; leave them out"
+            )
         plain_tools = None if tools is None else [dict(tool) for tool in tools]
         return _encode(
             Render([dict(m) for m in messages], plain_tools, add_generation_prompt, dict(kwargs or {}))

@@ -96,7 +96,9 @@ class PictureEncoder:
     def _watch(self, picture: EncodePicture) -> Embeddings:
         """Encodes a video, each two frames of it like a picture."""
         if self._videos is None:
-            raise PictureError("is a video, and this model's tower reads pictures only")
+            raise PictureError(
+                "is a video, and this model's tower reads pictures only; send frames of it as pictures"
+            )
         decoder, rule = self._videos
         video = decoder.decode(picture, rule)
         parts = []

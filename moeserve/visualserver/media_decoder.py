@@ -50,10 +50,10 @@ class MediaDecoder:
         try:
             reply = decode_reply(self._sandbox.ask_or_ask_another(frame, "decode it"))
         except SandboxTimeout as error:
-            raise PictureError(f"takes too long to decode: it {error}") from error
+            raise PictureError(f"takes too long to decode: it {error}; send a smaller one") from error
         except (SandboxDied, ValueError) as error:
             self._sandbox.stop()
-            raise PictureError("cannot be decoded: it takes too much memory") from error
+            raise PictureError("cannot be decoded: it takes too much memory; send a smaller one") from error
         except SandboxLost as error:
             raise SandboxUnavailable(f"the process for {self._work} {error}") from error
         if isinstance(reply, Refused):

@@ -48,5 +48,5 @@ class VideoDecoder(MediaDecoder):
         rule = replace(rule, num_frames=max(2, len(files)))
         frames = [self._pictures.decode(file, rule) for file in files]
         if any(frame.shape != frames[0].shape for frame in frames):
-            raise PictureError("has frames of different sizes")
+            raise PictureError("has frames of different sizes; encode it again in one size")
         return in_twos(np.stack(frames), [index / settings.fps for index in range(len(frames))])

@@ -85,7 +85,10 @@ def measure_engine(flags: Sequence[str], workload: Workload, concurrency: int | 
     command = [*MOESERVE, "bench", "engine", *shared, *lengths, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=python_environment(), check=False)
     if done.returncode != 0:
-        raise ConfigError(f"{FLAG}: {shlex.join(command[1:])} ended with exit code {done.returncode}")
+        raise ConfigError(
+            f"{FLAG}: {shlex.join(command[1:])} ended with exit code {done.returncode}; its own lines "
+            "above say why"
+        )
     rates = {figure["phase"]: figure["tok_s"] for figure in map(json.loads, done.stdout.splitlines())}
     return EngineRates(rates["prefill"], rates["decode"], streams)
 
@@ -105,7 +108,10 @@ def server_of(flags: Sequence[str]) -> Iterator[str]:
     try:
         while not _is_ready(url):
             if process.poll() is not None:
-                raise ConfigError(f"{FLAG}: the server ended with exit code {process.returncode}")
+                raise ConfigError(
+                    f"{FLAG}: the server ended with exit code {process.returncode}; its own lines above "
+                    "say why"
+                )
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"{FLAG}: the server was not ready at {url} within {READY_S / 60:g} minutes"

@@ -86,7 +86,10 @@ def read_results(path: Path) -> Results:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ResultsError(f"{path}: {error}") from error
     if (results.format, results.version) != (FORMAT, VERSION):
-        raise ResultsError(f"{path}: is {results.format} {results.version}, not {FORMAT} {VERSION}")
+        raise ResultsError(
+            f"{path}: is {results.format} {results.version}, not {FORMAT} {VERSION}; measure again "
+            "with this version"
+        )
     names = [figure.name for figure in results.figures]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ResultsError(f"{path}: more than one figure is called {min(twice)!r}")

@@ -54,7 +54,10 @@ class StepReader:
             raise DumpError(f"{path}: cannot be read: {error}") from error
         missing = [name for name in (CONTEXTS, TOKENS, POSITIONS) if name not in self.shapes]
         if missing:
-            raise DumpError(f"{path}: has no {missing[0]}, by which rows are matched")
+            raise DumpError(
+                f"{path}: has no {missing[0]}, by which rows are matched; name folders that --debug-dump "
+                "wrote"
+            )
         rows, sampled = self.shapes[CONTEXTS][0], self.shapes.get(SAMPLED_ROWS, (0,))[0]
         for name, shape in self.shapes.items():
             expected = sampled if name in _SAMPLED else rows
@@ -100,7 +103,7 @@ class Dump:
         self.about = _read_description(folder)
         paths = sorted(folder.glob(STEP_FILES))
         if not paths:
-            raise DumpError(f"{folder}: holds no {STEP_FILES}")
+            raise DumpError(f"{folder}: holds no {STEP_FILES}; name a folder that --debug-dump wrote")
         self.steps = [StepReader(path) for path in paths]
         self.rows = Rows(
             np.concatenate([np.full(s.shapes[CONTEXTS][0], i) for i, s in enumerate(self.steps)]),

@@ -59,7 +59,7 @@ def read_picture(path: str) -> Picture:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
-            raise UserError(f"{path} is not a file")
+            raise UserError(f"{path} is not a file; name a picture")
         with open(descriptor, "rb") as file:
             if found.st_size > MOST_BYTES:
                 raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB; make it smaller")

@@ -43,7 +43,7 @@ def load(conversation: Conversation, path: str) -> None:
         with open(Path(path).expanduser(), "rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB")
+            raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB; name a file that /save wrote")
         found = json.loads(data)
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path} cannot be read: {_why(error)}") from error

@@ -113,7 +113,11 @@ class _Upload:
         try:
             self.name, self._file = store.folder.open_upload(file_id)
         except OSError as error:
-            raise ApiError(500, f"the batch folder failed: {error}", code="storage_error") from error
+            raise ApiError(
+                500,
+                f"the batch folder failed: {error}; free disk space or mend --batch-dir, and try again",
+                code="storage_error",
+            ) from error
 
     async def take(self, piece: Part | bytes) -> None:
         """Takes the next piece of the form. Raises ApiError."""

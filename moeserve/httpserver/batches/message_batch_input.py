@@ -32,7 +32,11 @@ async def keep_requests(request: Request, store: BatchStore, owner: str, batch_i
     try:
         name, file = store.folder.open_upload(batch_id)
     except OSError as error:
-        raise ApiError(500, f"the batch folder failed: {error}", code="storage_error") from error
+        raise ApiError(
+            500,
+            f"the batch folder failed: {error}; free disk space or mend --batch-dir, and try again",
+            code="storage_error",
+        ) from error
     try:
         with os.fdopen(file, "wb") as writer:
             size = 0

@@ -123,4 +123,9 @@ def _part(head: bytes) -> Part:
 
 
 def _broken(why: str) -> ApiError:
-    return ApiError(400, f"the body is no whole multipart/form-data: {why}", code="invalid_multipart")
+    return ApiError(
+        400,
+        f"the body is no whole multipart/form-data: {why}; let an HTTP library write the form, as "
+        "curl -F does",
+        code="invalid_multipart",
+    )

@@ -203,7 +203,11 @@ class BatchStore:
         try:
             return await asyncio.to_thread(work, *args)
         except OSError as error:  # the disk is full, or broken
-            raise ApiError(500, f"the batch folder failed: {error}", code="storage_error") from error
+            raise ApiError(
+                500,
+                f"the batch folder failed: {error}; free disk space or mend --batch-dir, and try again",
+                code="storage_error",
+            ) from error
 
     def _bytes_of(self, batch: Batch) -> int:
         """Returns the bytes of a batch's requests and journals, except files that the owner uploaded."""

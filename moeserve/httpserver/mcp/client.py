@@ -209,7 +209,12 @@ class McpClient:
             yield piece
 
     def _broken(self, cause: str) -> ApiError:
-        return ApiError(502, f"the MCP server {self._name!r} cannot be used: {cause}", code="mcp_error")
+        return ApiError(
+            502,
+            f"the MCP server {self._name!r} cannot be used: {cause}; update that server, or leave it "
+            "out of --mcp-servers",
+            code="mcp_error",
+        )
 
 
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -120,7 +120,11 @@ class ResponseStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except sqlite3.Error as error:  # e.g. the disk is full or broken
-            raise ApiError(500, f"the store of responses failed: {error}", code="storage_error") from error
+            raise ApiError(
+                500,
+                f"the store of responses failed: {error}; free disk space or mend --data-dir, and try again",
+                code="storage_error",
+            ) from error
 
     # ---- everything below runs on the thread
 

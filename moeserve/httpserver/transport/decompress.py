@@ -63,12 +63,23 @@ class _Decoder:
             body = self._stream.decompress(self._rest, PIECE_BYTES)
         except zlib.error as error:
             raise ApiError(
-                400, f"the body is not encoded as its header says: {error}", code="content_encoding"
+                400,
+                f"the body is not encoded as its header says: {error}; correct the body or its "
+                "Content-Encoding",
+                code="content_encoding",
             ) from error
         if self._stream.unused_data:  # zlib would keep all bytes after the stream's end
-            raise ApiError(400, "bytes follow the end of the encoded body", code="content_encoding")
+            raise ApiError(
+                400,
+                "bytes follow the end of the encoded body; correct the body or its Content-Encoding",
+                code="content_encoding",
+            )
         self._rest = self._stream.unconsumed_tail
         if not (self._rest or self._more or self._stream.eof or len(body) == PIECE_BYTES):
-            raise ApiError(400, "the encoded body ends too early", code="content_encoding")
+            raise ApiError(
+                400,
+                "the encoded body ends too early; correct the body or its Content-Encoding",
+                code="content_encoding",
+            )
         more = bool(self._rest) or self._more or (len(body) == PIECE_BYTES and not self._stream.eof)
         return {"type": "http.request", "body": body, "more_body": more}

@@ -42,7 +42,7 @@ def resolve_directory(path: str | None, modules: int, most: int | None, memory: 
         return None
     found = Path(path).expanduser()
     if not os.path.isdir(found):
-        raise FileError(f"--lora-dir: there is no folder {path}")
+        raise FileError(f"--lora-dir: there is no folder {path}; name one that exists")
     if modules > (DEFAULT_MOST if most is None else most):
         raise ConfigError(
             f"--max-loras: {modules} adapters are served from the start; allow at least as many"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.errors import OTHER, AdapterError
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.huggingface.json_files import read_json
 
@@ -97,7 +97,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     for name in found.keys() - _UNSUPPORTED.keys() - _HARMLESS:
         is_variant = name.startswith("use_") or name.endswith("_config")  # naming conventions of PEFT
         if is_variant and found[name]:
-            raise AdapterError(path, f"{name!r} is {found[name]!r}: this is not supported")
+            raise AdapterError(path, f"{name!r} is {found[name]!r}: this is not supported; {OTHER}")
     return PeftConfig(
         rank=_rank(path, "r", found.get("r")),
         alpha=_number(path, "lora_alpha", found.get("lora_alpha")),
@@ -133,14 +133,16 @@ def _check_beginning(path: Path, value: object) -> None:
 def _target_parameters(path: Path, value: object) -> tuple[str, ...]:
     names = value or []
     if not isinstance(names, list) or len(names) > MAX_PATTERNS or not all(isinstance(n, str) for n in names):
-        raise AdapterError(path, f"'target_parameters' is not a list of at most {MAX_PATTERNS} names")
+        raise AdapterError(
+            path, f"'target_parameters' is not a list of at most {MAX_PATTERNS} names; {OTHER}"
+        )
     return tuple(names)
 
 
 def _patterns(path: Path, found: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     patterns = found.get(name) or {}
     if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
-        raise AdapterError(path, f"{name!r} is not an object of at most {MAX_PATTERNS} entries")
+        raise AdapterError(path, f"{name!r} is not an object of at most {MAX_PATTERNS} entries; {OTHER}")
     for key in patterns:
         # PEFT accepts any regular expression, but writes only names, perhaps after ".*". Others are refused, as an
         # expression from an untrusted file may run forever.

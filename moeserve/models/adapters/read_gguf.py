@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from moeserve.models.adapters.adapter import KEY_BYTES, Adapter, Floats, LowRank, ProductKey
-from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.errors import OTHER, AdapterError
 from moeserve.models.adapters.floats import TYPES, to_floats
 from moeserve.models.adapters.peft_config import MAX_RANK
 from moeserve.models.adapters.products import ProductShape, products_of
@@ -48,7 +48,7 @@ class GgufAdapter:
                 raise self._bad(tensor, "is not a lora_a or lora_b of a layer's matrix: not supported")
             found.setdefault((int(match["layer"]), match["part"]), {})[match["matrix"]] = tensor
         if not found:
-            raise AdapterError(path, "has no tensors")
+            raise AdapterError(path, f"has no tensors; {OTHER}")
         self._pairs = {place: self._checked(*place, pair) for place, pair in found.items()}
 
     @property
@@ -88,7 +88,10 @@ class GgufAdapter:
             if value != expected:
                 raise AdapterError(self.path, f"{key} is {value!r}; {expected!r} is expected")
         if "adapter.alora.invocation_tokens" in metadata:
-            raise AdapterError(self.path, "adapter.alora.invocation_tokens: activated LoRA is not supported")
+            raise AdapterError(
+                self.path,
+                "adapter.alora.invocation_tokens: activated LoRA is not supported; choose a plain adapter",
+            )
         return metadata.require_float("adapter.lora.alpha", 0.0, 1e6)
 
     def _checked(self, layer: int, part: str, pair: dict[str, TensorInfo]) -> tuple[TensorInfo, TensorInfo]:
@@ -133,4 +136,4 @@ class GgufAdapter:
         return digest.hexdigest()
 
     def _bad(self, tensor: TensorInfo, problem: str) -> AdapterError:
-        return AdapterError(self.path, f"tensor {tensor.name!r} {problem}")
+        return AdapterError(self.path, f"tensor {tensor.name!r} {problem}; {OTHER}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from moeserve.models.adapters.adapter import KEY_BYTES, Adapter, Floats, LowRank, ProductKey
-from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.errors import OTHER, AdapterError
 from moeserve.models.adapters.floats import TYPES, to_floats
 from moeserve.models.adapters.fused_experts import FusedForm, fused_form, size_of_fused, split_fused
 from moeserve.models.adapters.peft_config import CONFIG_FILE, read_peft_config
@@ -56,7 +56,7 @@ class PeftAdapter:
         self._config = read_peft_config(folder)
         self._modules = [self._checked(*found) for found in self._pairs()]
         if not self._modules:
-            raise AdapterError(folder / WEIGHTS_FILE, "has no tensors")
+            raise AdapterError(folder / WEIGHTS_FILE, f"has no tensors; {OTHER}")
 
     @property
     def nbytes(self) -> int:
@@ -107,14 +107,16 @@ class PeftAdapter:
             parsed = parse_name(tensor_name)
             if parsed is None:
                 raise AdapterError(
-                    path, f"tensor {tensor_name!r} is not a lora_A or lora_B of a module: not supported"
+                    path,
+                    f"tensor {tensor_name!r} is not a lora_A or lora_B of a module: not supported; {OTHER}",
                 )
             modules.setdefault(parsed.module, {})[parsed.matrix] = tensor
         for module, pair in modules.items():
             if len(pair) < 2:
                 (only,) = pair.values()
                 raise AdapterError(
-                    path, f"tensor {only.name!r} has no counterpart: lora_A and lora_B must both exist"
+                    path,
+                    f"tensor {only.name!r} has no counterpart: lora_A and lora_B must both exist; {OTHER}",
                 )
             yield module, pair["A"], pair["B"]
 
@@ -158,12 +160,14 @@ class PeftAdapter:
         path = self.path / WEIGHTS_FILE
         if layer >= self._shape.num_layers:
             raise AdapterError(
-                path, f"tensor {tensor!r} is of layer {layer}; the model has {self._shape.num_layers}"
+                path,
+                f"tensor {tensor!r} is of layer {layer}; the model has {self._shape.num_layers}; {OTHER}",
             )
         product = products_of(self._shape, layer).get(part)
         if product is None:
             raise AdapterError(
-                path, f"tensor {tensor!r} is for {part} of layer {layer}, which adapters cannot change"
+                path,
+                f"tensor {tensor!r} is for {part} of layer {layer}, which adapters cannot change; {OTHER}",
             )
         return product
 
@@ -180,7 +184,7 @@ class PeftAdapter:
         return digest.hexdigest()
 
     def _bad(self, tensor: StoredTensor, problem: str) -> AdapterError:
-        return AdapterError(self.path / WEIGHTS_FILE, f"tensor {tensor.name!r} {problem}")
+        return AdapterError(self.path / WEIGHTS_FILE, f"tensor {tensor.name!r} {problem}; {OTHER}")
 
 
 def _has_interleaved_experts(shape: ModelShape) -> bool:

@@ -92,9 +92,15 @@ class PictureFetcher:
                         where = self._checked(str(where.join(URL(answer.headers["location"]))))
                         continue
                     if answer.status != 200:
-                        raise _Refused(f"could not be fetched: its host answers {answer.status}")
+                        raise _Refused(
+                            f"could not be fetched: its host answers {answer.status}; send a URL that "
+                            "needs no sign-in, or the picture as a data: URL"
+                        )
                     return await _bounded(answer)
-        raise _Refused(f"could not be fetched: there are more than {MOST_REDIRECTS} redirects")
+        raise _Refused(
+            f"could not be fetched: there are more than {MOST_REDIRECTS} redirects; send the URL that they "
+            "lead to"
+        )
 
     def _checked(self, text: str) -> URL:
         """Raises _Refused, ValueError."""
@@ -105,13 +111,16 @@ class PictureFetcher:
                 "has an address that is not supported; use http:// or https://, without a user name"
             )
         if host not in self._domains:
-            raise _Refused(f"has an address of {host[:100]!r}, which --allowed-media-domains does not name")
+            raise _Refused(
+                f"has an address of {host[:100]!r}, which --allowed-media-domains does not name; send the "
+                "picture as a data: URL, or restart the server with that host"
+            )
         try:
             address = ip_address(host)
         except ValueError:
             return url  # a host name: `_Resolver` checks its addresses
         if not self._allows(address):
-            raise _Refused("has an address that is not public")
+            raise _Refused("has an address that is not public; send the picture as a data: URL")
         return url
 
 
@@ -121,9 +130,9 @@ async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
     async for piece in answer.content.iter_any():
         body += piece
         if len(body) > MAX_PICTURE_BYTES:
-            raise _Refused(f"has more than {MAX_PICTURE_BYTES} bytes")
+            raise _Refused(f"has more than {MAX_PICTURE_BYTES} bytes; send a smaller one")
     if not body:
-        raise _Refused("is empty")
+        raise _Refused("is empty; send another URL")
     return bytes(body)
 
 

@@ -74,9 +74,14 @@ def path_within(directory: str, path: str) -> Path:
     except (OSError, ValueError) as error:  # a null byte, a loop of links
         raise invalid("lora_path", "is no path") from error
     if not found.is_relative_to(directory):
-        raise invalid("lora_path", "is not within the folder of --lora-dir")
+        raise invalid(
+            "lora_path", "is not within the folder of --lora-dir; copy it there, or correct the path"
+        )
     if not os.path.exists(found):  # also a path that the system refuses, such as a name that is too long
         raise ApiError(
-            404, f"lora_path: there is no {path[:500]!r} in the folder of --lora-dir", param="lora_path"
+            404,
+            f"lora_path: there is no {path[:500]!r} in the folder of --lora-dir; copy it there, or correct the "
+            "path",
+            param="lora_path",
         )
     return found

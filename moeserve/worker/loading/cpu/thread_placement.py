@@ -31,7 +31,10 @@ def place_threads(
         machine = machine[: max(1, min(len(machine), threads))]
         num_nodes = len(machine)
     if threads < num_nodes:
-        raise ConfigError(f"--numa-nodes {num_nodes} needs at least as many --threads, not {threads}")
+        raise ConfigError(
+            f"--numa-nodes {num_nodes} needs at least as many --threads, not {threads}; raise --threads "
+            "or lower --numa-nodes"
+        )
     if len(machine) != num_nodes:
         machine = _divide([cpu for node in machine for cpu in node], num_nodes)
     if binding == "auto":
