@@ -103,7 +103,10 @@ def test_what_is_refused(world: tuple[PictureEncoder, SizeTower, Path]) -> None:
     assert answer.message.startswith("is in no known format")
     answer = encoder.answer(EncodePicture(3, b"a video", video=VideoSettings()))
     assert isinstance(answer, PictureRefused)
-    assert answer.message == "is a video, and this model's tower reads pictures only"
+    assert (
+        answer.message
+        == "is a video, and this model's tower reads pictures only; send frames of it as pictures"
+    )
     answer = encoder.answer(EncodePicture(4, picture(9), pixels=PixelBounds(1, 2)))
     assert isinstance(answer, PictureRefused)
     assert (answer.status, answer.message) == (400, "cannot have them")
