@@ -40,7 +40,7 @@ class CallBody(Protocol):
 
     @property
     def unread(self) -> str:
-        """After DONE or BROKEN: returns the end of the text, which is not part of the call and must be read again."""
+        """Returns, after DONE or BROKEN, the end of the text, which is not part of the call and must be read again."""
         ...
 
     @property

@@ -28,7 +28,7 @@ _BY_ENVIRONMENT: Final = urllib.request.build_opener(_NoRedirects())
 
 
 class ServerGone(UserError):
-    """No server listens there."""
+    """Raised if no server listens at the address."""
 
 
 class NotOurServer(UserError):

@@ -9,7 +9,7 @@ from moeserve.config.option import option
 
 @dataclass(frozen=True, slots=True)
 class SeveralModelsConfig:
-    """Which models one server has by turns, and the memory that they share."""
+    """The options that say which models one server loads and unloads, and the memory that they share."""
 
     models_file: str | None = option(
         None,

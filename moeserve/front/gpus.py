@@ -17,7 +17,7 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What another model has of each GPU."""
+    """Says what another model has of each GPU, and whether it is loaded and busy."""
 
     need: Memory
     is_loaded: bool  # its server has processes

@@ -62,8 +62,8 @@ class GrammarChecker:
     async def check_or(
         self, spec: GrammarSpec, instead: GrammarSpec | None, tenant: str = ""
     ) -> tuple[str, str | None]:
-        """Like `check`, but tries `instead` if `spec` is refused. Returns the grammar and, if it is `instead`'s, why
-        `spec` was refused. Raises as `check`; if both are refused, the error of `instead`."""
+        """Checks `spec` as `check` does, and tries `instead` if `spec` is refused. Returns the grammar and, if it is
+        `instead`'s, why `spec` was refused. Raises as `check`; if both are refused, the error of `instead`."""
         if instead is None:
             return await self.check(spec, tenant), None
         key = b"or else ".join((self._frame(spec), self._frame(instead)))

@@ -91,7 +91,7 @@ HERMES: Final = CallForm(
 
 
 class ToolCalls(msgspec.Struct, frozen=True, tag=True):
-    """Only calls of these tools: exactly one, or with `parallel` at least one."""
+    """A grammar that allows only calls of these tools: exactly one, or with `parallel` at least one."""
 
     tools: list[GrammarTool]
     parallel: bool

@@ -21,7 +21,7 @@ _ANY_TEXT: Final = TaggedArgument("", is_required=False)
 
 
 def with_whole_calls(form: CallForm) -> CallForm:
-    """If each call has its own closing tag, returns the form with `close` moved into `behind`; else the form
+    """Returns the form with `close` moved into `behind` if each call has its own closing tag, else the form
     unchanged."""
     if form.tags is None or form.is_block:
         return form

@@ -135,7 +135,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with a drain on SIGTERM and with tasks whose failure ends it."""
+    """Runs uvicorn, with a drain on SIGTERM and with tasks whose failure ends it."""
 
     def __init__(self, service: Service, apis: ApiTable) -> None:
         self.service = service

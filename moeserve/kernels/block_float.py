@@ -28,8 +28,8 @@ class PackedMatrix:
         self._matrix = BlockFloatMatrix(matrix.contiguous(), torch.get_num_threads())
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x: float32 [rows, in]; bias: float32 [out]. Returns float32 [rows, out]. A block with a number that is not
-        finite makes its row NaN."""
+        """Returns x W^T + bias, float32 [rows, out]. x: float32 [rows, in]; bias: float32 [out]. A block with a number
+        that is not finite makes its row NaN."""
         out = torch.empty(len(x), self._matrix.rows)
         self._matrix.multiply(x.contiguous(), bias, out, torch.get_num_threads())
         return out

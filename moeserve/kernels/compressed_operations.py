@@ -47,7 +47,8 @@ class CompressedOperations(OperationQueue):
         index_heads: int = 0,
     ) -> None:
         """Normalises, scales and rotates q [n, heads * dim] in place, and stores the tokens' keys, made from kv [n,
-        dim], in the rows that the plan names. index_q [n, index_heads * any]: rotated in place."""
+        dim], in the rows that the plan names. index_q [n, index_heads * any]: rotated in place. eps: added to the mean
+        square under the norm's root."""
         self._native.compressed_store(
             q, kv, norm, eps, *angles, plan, layer.keys, n, heads, scale, index_q, index_heads
         )
@@ -67,10 +68,10 @@ class CompressedOperations(OperationQueue):
         n: int,
         pending: torch.Tensor | None = None,
     ) -> None:
-        """Adds the tokens' kv and gate [n, width] to their sequences' states, and stores the entries of the blocks that
-        they complete, each in the last token's row of `entries`, float16 [slots, 1, dim]. kv is overwritten.
+        """Adds the tokens' kv and gate [n, width] to their sequences' states, and stores the entries of the blocks
+        that they complete, each in the last token's row of `entries`, float16 [slots, 1, dim]. kv is overwritten.
         pending: float32 [records, pending_values], needed if rows have drafts. A token's entry does not depend on how
-        its sequence is divided into steps."""
+        its sequence is divided into steps. eps: added to the mean square under the norm's root."""
         s = sequences
         drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
         self._native.compress(

@@ -53,8 +53,8 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         int32 [in] or [E, in], the input column that each column of the rows multiplies; None: the same one. `linear`,
         `linear_panels` and, for gate and up, `experts` accept matrices with an order and gather their input.
 
-        Raises ValueError for a type without kernels, and MemoryError.
-        """
+        Raises ValueError for a type without kernels, and MemoryError. ggml_type: ggml's number of the weights'
+        type."""
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         matrix = self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
@@ -63,14 +63,16 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         return matrix
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
-        """Returns a matrix that computes from the GGUF rows in place; they must stay at their address."""
+        """Returns a matrix that computes from the GGUF rows in place; they must stay at their address. ggml_type:
+        ggml's number of the weights' type."""
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.view(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def slots(self, ggml_type: int, shape: tuple[int, int, int]) -> Matrix:
         """Returns a packed matrix of shape [slots, out, in] for experts on disk. It takes no RAM until `DiskExperts`
-        is opened. Raises ValueError for a type without kernels, and MemoryError."""
+        is opened. Raises ValueError for a type without kernels, and MemoryError. ggml_type: ggml's number of the
+        weights' type."""
         bring_codebook(ggml_type)
         count, rows, cols = shape
         return self._native.slots(ggml_type, rows, cols, count)
@@ -86,8 +88,8 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         scale: float = 1.0,
         copies: int = 1,
     ) -> None:
-        """x[t] = row ids[t] of the table (GGUF rows, uint8) times `scale`, `copies` times one after another. ids: int32
-        [n], x: [n, copies * hidden]."""
+        """Computes x[t] = row ids[t] of the table (GGUF rows, uint8) times `scale`, `copies` times one after another.
+        ids: int32 [n], x: [n, copies * hidden]. ggml_type: ggml's number of the weights' type."""
         bring_codebook(ggml_type)
         self._native.embed(*gguf_rows(table, "table"), ggml_type, ids, n, x, scale, copies)
         self._held.append((table, ids, x))
@@ -103,8 +105,9 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         *,
         centered: bool = False,
     ) -> None:
-        """y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or None.
-        centered: the mean is subtracted first (LayerNorm)."""
+        """Computes y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or
+        None. centered: the mean is subtracted first (LayerNorm). eps: added to the mean square under the norm's
+        root."""
         self._native.norm(x, weight, eps, n, y.native, rows, centered)
         self._held.append((x, weight, y, rows))
 
@@ -118,30 +121,30 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         *,
         factor: float = 1.0,
     ) -> None:
-        """x[t] = (x[t] + RMSNorm(source[t]) * weight) * factor. source, x: [n, hidden], not the same memory."""
+        """Computes x[t] = (x[t] + RMSNorm(source[t]) * weight) * factor. source, x: [n, hidden], not the same memory.
+        eps: added to the mean square under the norm's root."""
         self._native.add_norm(source, weight, eps, n, x, factor)
         self._held.append((source, weight, x))
 
     def softcap(self, x: torch.Tensor, n: int, cap: float) -> None:
-        """x[t] = cap * tanh(x[t] / cap). x: [n, cols], 16 divides cols."""
+        """Computes x[t] = cap * tanh(x[t] / cap). x: [n, cols], 16 divides cols."""
         self._native.softcap(x, n, cap)
         self._held.append((x,))
 
     def gelu_gate(
         self, gate: torch.Tensor | None, up: torch.Tensor, column: int, n: int, out: Activations
     ) -> None:
-        """out[t] = gelu(gate[t]) * up[t], with GELU's tanh form; with gate None, out[t] = up[t] (no GELU). Also writes
-        the quantised values if `out` has buffers for them.
+        """Computes out[t] = gelu(gate[t]) * up[t], with GELU's tanh form; with gate None, out[t] = up[t] (no GELU).
+        Also writes the quantised values if `out` has buffers for them.
 
-        gate: [n, cols]; up: [n, any], of which the columns from `column` on are read; out: [n, cols].
-        """
+        gate: [n, cols]; up: [n, any], of which the columns from `column` on are read; out: [n, cols]."""
         self._native.gelu_gate(gate, up, column, n, out.native)
         self._held.append((gate, up, out))
 
     def linear(
         self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], *, add: bool = False
     ) -> None:
-        """out[j] = x W_j^T + b_j, or that added to out[j] (a residual). out[j]: [n, W_j.rows]."""
+        """Computes out[j] = x W_j^T + b_j, or that added to out[j] (a residual). out[j]: [n, W_j.rows]."""
         self._native.linear(x.native, n, weights, out, add)
         self._held.append((x, weights, *out))
 
@@ -162,11 +165,10 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         out: list[torch.Tensor],
         shrunk: torch.Tensor,
     ) -> None:
-        """out[j][t] += B_j (A_j x[t]) for rows with an adapter, using that adapter's A and B.
+        """Computes out[j][t] += B_j (A_j x[t]) for rows with an adapter, using that adapter's A and B.
 
         x: [n, cols], read as float32. out[j]: [n, tables[j].rows]; None in `tables`: out[j] stays unchanged. shrunk:
-        float32 workspace for len(tables) * rows vectors of the largest rank.
-        """
+        float32 workspace for len(tables) * rows vectors of the largest rank."""
         self._native.lora(x.native, n, rows.sorted, rows.adapters, tables, out, shrunk)
         self._held.append((x, rows, tables, shrunk, *out))
 
@@ -195,13 +197,12 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); stores k and v in the KV pool.
 
         q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, value_dim] are changed in place. q_norm, k_norm:
-        [dim] for a norm per head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos,
-        sin: [n, rotary_dim / 2]; the first rotary_dim (a multiple of 32) dimensions of each head are rotated.
-        slots: int32 [n]. positions, int32 [n]: cos and sin have all positions' angles, and row i uses positions[i].
-        v_norm [value_dim]: first v = RMSNorm(v) * v_norm per head; with `v_from_k`, RMSNorm(k) of k as projected
-        overwrites v. v_scale: multiplies v, last. norm_after: the norms of heads come after RoPE. Without k and v,
-        only q changes, and nothing is stored.
-        """
+        [dim] for a norm per head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos, sin:
+        [n, rotary_dim / 2]; the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots: int32
+        [n]. positions, int32 [n]: cos and sin have all positions' angles, and row i uses positions[i]. v_norm
+        [value_dim]: first v = RMSNorm(v) * v_norm per head; with `v_from_k`, RMSNorm(k) of k as projected overwrites
+        v. v_scale: multiplies v, last. norm_after: the norms of heads come after RoPE. Without k and v, only q
+        changes, and nothing is stored. eps: added to the mean square under the norm's root."""
         self._native.rope_store(
             q, k, v, q_norm, k_norm, eps, cos, sin, positions, slots, kv, n, heads.num, heads.num_kv, heads.dim,
             heads.value_width, scale, v_norm, v_from_k, v_scale, norm_after,
@@ -258,19 +259,18 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         """Prepares q and stores the latent vectors of latent attention, as latent/reference.py specifies.
         positions: as in `rope_store`.
 
-        q [n, heads, nope + rotary]; latent [n, rank + rotary]; norm [rank]; cos, sin [n, rotary / 2]; slots int32
-        [n]. nope: [n * heads, nope]. queries [n, heads, rank + rotary]: the last `rotary` numbers of each head are
-        written. All widths are multiples of 32.
-        """
+        q [n, heads, nope + rotary]; latent [n, rank + rotary]; norm [rank]; cos, sin [n, rotary / 2]; slots int32 [n].
+        nope: [n * heads, nope]. queries [n, heads, rank + rotary]: the last `rotary` numbers of each head are written.
+        All widths are multiples of 32. eps: added to the mean square under the norm's root."""
         self._native.latent_store(
             q, latent, norm, eps, cos, sin, positions, slots, kv.keys, n, heads, scale, nope.native, queries
         )
         self._held.append((q, latent, norm, cos, sin, positions, slots, kv, nope, queries))
 
     def linear_by_head(self, x: Activations, n: int, weights: Matrix, out: Activations) -> None:
-        """out[t, h] = W_h x[t, h], with one matrix per head. x: [n * heads, cols]; weights: [heads, rows, cols];
-        out: [n, heads * any], of which the first `rows` numbers of each head are written; also quantised if out has
-        the int8 form."""
+        """Computes out[t, h] = W_h x[t, h], with one matrix per head. x: [n * heads, cols]; weights: [heads, rows,
+        cols]; out: [n, heads * any], of which the first `rows` numbers of each head are written; also quantised if out
+        has the int8 form."""
         self._native.linear_by_head(x.native, n, weights, out.native)
         self._held.append((x, weights, out))
 
@@ -333,8 +333,8 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         add: bool = True,
         disk: DiskLayer | None = None,
     ) -> None:
-        """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j]; without `add`,
-        x[t] = the sum.
+        """Computes x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j]; without
+        `add`, x[t] = the sum.
 
         h: workspace for n * top_k intermediate rows of the experts' width ff, a multiple of 32. x: [n, hidden].
         gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64 [2,
@@ -344,8 +344,7 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         both forms. limit, alpha: of the activation, see experts/reference.py. weighs_input: a weight multiplies an
         expert's input, not its output. disk: the matrices are slots of experts on disk; the call then waits for
         all earlier operations and for the disk, and routes of tokens whose experts cannot be read become -1
-        (`DiskExperts.take_failures`).
-        """
+        (`DiskExperts.take_failures`)."""
         r, counts = routing, expert_token_counts
         self._native.experts(
             gate, up, down, y.native, n, r.ids, r.weights, r.starts, r.active, r.routes, h.native, counts, x,

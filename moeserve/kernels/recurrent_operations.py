@@ -41,8 +41,8 @@ class RecurrentOperations(OperationQueue):
 
         qkv [n, channels] or three tensors [n, width], z [n, value_width], b [n, value_heads] and a [n, decays] are
         products of the layer's input; if a is None, b [n, key_heads, 2, value_heads / key_heads] holds both. qkv, b
-        and a are overwritten. A token's result does not depend on how its sequence is divided into steps.
-        """
+        and a are overwritten. A token's result does not depend on how its sequence is divided into steps. eps: added
+        to the mean square under the norm's root."""
         s = sequences
         q, k, v = qkv if isinstance(qkv, tuple) else (qkv, None, None)
         drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
@@ -69,8 +69,8 @@ class RecurrentOperations(OperationQueue):
         out: [n, value_width]; pending: as for `delta_net`.
 
         projected [n, row_width]: z, x, B, C and dt, overwritten. decays [n, num_heads]: a workspace. A token's result
-        does not depend on how its sequence is divided into steps.
-        """
+        does not depend on how its sequence is divided into steps. eps: added to the mean square under the norm's
+        root."""
         s = sequences
         drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
         self._native.mamba2(

@@ -34,25 +34,25 @@ class ResidualOperations(OperationQueue):
         y: Activations,
         rows: torch.Tensor | None = None,
     ) -> None:
-        """y[i] = RMSNorm of each stream of x[rows[i]], times weight [streams, hidden]; also quantised if y has the int8
-        form. rows: int32 [n] or None (all)."""
+        """Computes y[i] = RMSNorm of each stream of x[rows[i]], times weight [streams, hidden]; also quantised if y
+        has the int8 form. rows: int32 [n] or None (all). eps: added to the mean square under the norm's root."""
         self._native.stream_norm(x, weight, eps, n, y.native, rows)
         self._held.append((x, weight, y, rows))
 
     def scaled_silu(self, x: torch.Tensor, factor: float, n: int, out: Activations) -> None:
-        """out[t] = silu(x[t] * factor), also quantised if `out` has the int8 form. x is overwritten."""
+        """Computes out[t] = silu(x[t] * factor), also quantised if `out` has the int8 form. x is overwritten."""
         self._native.scaled_silu(x, factor, n, out.native)
         self._held.append((x, out))
 
     def mix_streams(self, gate: torch.Tensor, x: Activations, n: int, out: Activations) -> None:
-        """out[t] = mean over the streams of sigmoid(gate[t, s]) * x[t, s]. gate, x: [n, streams * hidden]; out: [n,
-        hidden]."""
+        """Computes out[t] = mean over the streams of sigmoid(gate[t, s]) * x[t, s]. gate, x: [n, streams * hidden];
+        out: [n, hidden]."""
         self._native.mix_streams(gate, x.native, n, out.native)
         self._held.append((gate, x, out))
 
     def inject(self, block: torch.Tensor, weights: torch.Tensor, n: int, x: torch.Tensor) -> None:
-        """x[t, s] += 2 * sigmoid(weights[t, s] / streams) * block[t]. block: [n, hidden]; weights: [n, streams]; x: [n,
-        streams * hidden]."""
+        """Computes x[t, s] += 2 * sigmoid(weights[t, s] / streams) * block[t]. block: [n, hidden]; weights: [n,
+        streams]; x: [n, streams * hidden]."""
         self._native.inject(block, weights, n, x)
         self._held.append((block, weights, x))
 
@@ -68,11 +68,10 @@ class ResidualOperations(OperationQueue):
         y: Activations,
         weights: torch.Tensor | None,
     ) -> None:
-        """y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm, as streams/sinkhorn.py specifies, quantised
-        too where y has room. products: float32 [n, streams * (2 + streams)]; weights: [n, streams * (1 + streams)], to
-        which go the weights of the block's output and the mix. Before the head weights is None, and products [n,
-        streams]; products and mix None: the mean of the streams is read.
-        """
+        """Computes y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm, as streams/sinkhorn.py specifies,
+        quantised too where y has room. products: float32 [n, streams * (2 + streams)]; weights: [n, streams * (1 +
+        streams)], to which go the weights of the block's output and the mix. Before the head weights is None, and
+        products [n, streams]; products and mix None: the mean of the streams is read."""
         self._native.read_streams(
             products,
             x,
@@ -105,14 +104,15 @@ class ResidualOperations(OperationQueue):
         n: int,
         y: Activations,
     ) -> None:
-        """y[i] = RMSNorm(the sum of x[rows[i]]'s first `num` streams, weighted as streams/attended.py specifies) *
-        norm, quantised too where y has room. rows: int32 [n] or None (all); score, norm: float32 [hidden]."""
+        """Computes y[i] = RMSNorm(the sum of x[rows[i]]'s first `num` streams, weighted as streams/attended.py
+        specifies) * norm, quantised too where y has room. rows: int32 [n] or None (all); score, norm: float32
+        [hidden]. eps: added to the mean square under the norm's root."""
         self._native.attend_streams(x, rows, score, norm, eps, num, n, y.native)
         self._held.append((x, rows, score, norm, y))
 
     def put_stream(self, block: torch.Tensor, stream: int, n: int, x: torch.Tensor, *, add: bool) -> None:
-        """x[t, stream] = block[t], or with `add` x[t, stream] += block[t]. block: [n, hidden]; x: [n, streams *
-        hidden]."""
+        """Computes x[t, stream] = block[t], or with `add` x[t, stream] += block[t]. block: [n, hidden]; x: [n, streams
+        * hidden]."""
         self._native.put_stream(block, stream, add, n, x)
         self._held.append((block, x))
 
@@ -127,7 +127,8 @@ class ResidualOperations(OperationQueue):
         factors: torch.Tensor,
     ) -> None:
         """Computes the gate of each stream for a token's n-gram value, factors [n, streams], and overwrites key with
-        the convolution's input. x, key: [n, streams * hidden]; value: [n, hidden]."""
+        the convolution's input. x, key: [n, streams * hidden]; value: [n, hidden]. eps: added to the mean square under
+        the norm's root."""
         self._native.ngram_gate(x, key, value, norms.query, norms.key, norms.conv, eps, n, factors)
         self._held.append((x, key, value, norms, factors))
 
@@ -144,10 +145,10 @@ class ResidualOperations(OperationQueue):
         x: torch.Tensor,
         pending: torch.Tensor | None = None,
     ) -> None:
-        """x[t, s] += factors[t, s] * value[t] + silu(conv(inputs)[t, s]), and advances the states, which are the last
-        (taps - 1) * dilation inputs of each sequence. inputs: `ngram_gate`'s key. conv: [taps, streams * hidden], the
-        weight of the oldest input first; taps are `dilation` tokens apart. pending: float32 [records, streams *
-        hidden], needed if rows have drafts: see `commit_ngrams`."""
+        """Computes x[t, s] += factors[t, s] * value[t] + silu(conv(inputs)[t, s]), and advances the states, which are
+        the last (taps - 1) * dilation inputs of each sequence. inputs: `ngram_gate`'s key. conv: [taps, streams *
+        hidden], the weight of the oldest input first; taps are `dilation` tokens apart. pending: float32 [records,
+        streams * hidden], needed if rows have drafts: see `commit_ngrams`."""
         s = sequences
         drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
         self._native.ngram_conv(

@@ -97,7 +97,7 @@ class KvLayer:
 
     @property
     def of_states(self) -> torch.Tensor | None:
-        """float32 [state slots, any]: the bytes of each state slot's ring; None without rings."""
+        """Returns float32 [state slots, any]: the bytes of each state slot's ring; None without rings."""
         if self.rings is None:
             return None
         rings = self.keys[self.rings.first : self.rings.end]

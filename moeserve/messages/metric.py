@@ -60,8 +60,8 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 class HistogramCounts(msgspec.Struct, array_like=True):
-    """counts[i] is the number of values <= bounds[i] and above bounds[i-1]; the last count is the number of values
-    above all bounds."""
+    """The counts of a histogram: counts[i] is the number of values <= bounds[i] and above bounds[i-1]; the last count
+    is the number of values above all bounds."""
 
     bounds: list[float]
     counts: list[int]

@@ -56,7 +56,7 @@ class PictureEncoded(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def parts(self) -> tuple[tuple[bytes, str], ...]:
-        """sha256 and handle of each tile or pair of frames; a picture without tiles is one part."""
+        """Returns the sha256 and the handle of each tile or pair of frames; a picture without tiles is one part."""
         return (self.sha256, self.handle), *self.more
 
 

@@ -70,7 +70,7 @@ class SinkhornConnections:
 
 
 class StreamReading(NamedTuple):
-    """How one block reads attention residuals, and where its output goes."""
+    """Describes how one block reads attention residuals, and where its output goes."""
 
     num: int  # the first streams are read
     into: int  # the stream that the output is added to: the last that the next block reads
@@ -91,7 +91,8 @@ class AttentionResiduals:
         return 1 + -(-self.num_layers // self.block_size)
 
     def reading(self, block: str, layer: int | None) -> StreamReading:
-        """block: n.HC_ATTN, say. layer: its layer; None: the head, whose `into` has no meaning."""
+        """Returns how a block reads the streams. block: n.HC_ATTN, say. layer: its layer; None: the head, whose `into`
+        has no meaning."""
         if layer is None:
             return StreamReading(self.count, 0, False)
         into = 1 + layer // self.block_size

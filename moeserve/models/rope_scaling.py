@@ -8,11 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How RoPE's frequencies are stretched beyond the training context.
+    """Describes how RoPE's frequencies are stretched beyond the training context.
 
     "yarn" as in https://arxiv.org/abs/2309.00071; the other fields mean nothing for "none", and only
-    `factor` does for "linear", `original_context_length` and `attn_factor` for "longrope".
-    """
+    `factor` does for "linear", `original_context_length` and `attn_factor` for "longrope"."""
 
     type: Literal["none", "linear", "yarn", "longrope"] = "none"
     factor: float = 1.0  # >= 1: extended / original context length

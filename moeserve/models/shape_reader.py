@@ -55,7 +55,7 @@ class ShapeReader:
         return self._metadata.require_bools(self._key(suffix), self._entries(suffix))[: self.num_layers]
 
     def optional_flags(self, suffix: str) -> list[bool] | None:
-        """Like `flags`; None if the key is missing."""
+        """Returns a flag for each layer as `flags` does; None if the key is missing."""
         return self.flags(suffix) if self._key(suffix) in self._metadata else None
 
     def layer_integers(self, suffix: str, low: int, high: int) -> list[int]:

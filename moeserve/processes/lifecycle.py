@@ -94,12 +94,13 @@ class Process:
 
     @property
     def first_request_id(self) -> int:
-        """For httpserver: the first request id to use. Smaller ids belong to a previous httpserver that died."""
+        """Returns the first request id that httpserver may use. Smaller ids belong to a previous httpserver that
+        died."""
         return int(os.environ.get(FIRST_REQUEST_ENV, "1"))
 
     @property
     def listens_when_ready(self) -> bool:
-        """For httpserver: True if it must not accept connections before the engine is ready, because another server
+        """Returns True if httpserver must not accept connections before the engine is ready, because another server
         still does."""
         return LISTEN_WHEN_READY_ENV in os.environ
 

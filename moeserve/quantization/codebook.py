@@ -19,7 +19,7 @@ GROUP = 32  # columns that share a word and high bytes
 
 
 class Signs(IntEnum):
-    """How entries get their signs, eight columns at a time."""
+    """Names the ways in which entries get their signs, eight columns at a time."""
 
     # Seven bits of the group's word for each 8 columns; the eighth makes the number of minuses even.
     PACKED_7 = 0
@@ -30,7 +30,7 @@ class Signs(IntEnum):
 
 
 class BookScales(IntEnum):
-    """Where a block stores the integers n."""
+    """Names the places where a block stores the integers n of its scales."""
 
     WORD_TOP = 0  # the word's highest 4 bits, for 32 columns
     NIBBLES_32 = 1  # nibbles of the octets, for 32 columns

@@ -13,7 +13,7 @@ SUPER_BLOCK = 256  # columns: what a d and a dmin are for
 
 
 class Scale(IntEnum):
-    """How the planes' scale words of a k block are read; d and dmin are the super-block's."""
+    """Names the ways in which a k block's scale words in planes are read; d and dmin are the super-block's."""
 
     U8_MIN = 0  # word 0: 4 scales, word 1: 4 mins, a byte each. s = d * scale, m = dmin * min
     NIBBLE_MIN = 1  # byte g of the words: scale in the low nibble, min in the high
@@ -31,7 +31,7 @@ class Scale(IntEnum):
 
 
 class StoredScales(IntEnum):
-    """How a GGUF block stores its groups' scales."""
+    """Names the ways in which a GGUF block stores its groups' scales."""
 
     F16 = 0  # a float16 s
     F16_MIN = 1  # float16 s, then float16 -m
@@ -137,8 +137,8 @@ class Trits:
 # One object a type, known by its identity: kernel launches hash it.
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockLayout:
-    """Where a quantised type's block has its codes and scales. A weight is s * (code - offset) - m, with the scale s
-    and the min m of its group; `codes` of 8 bits and codes of a table are signed."""
+    """Says where a quantised type's block has its codes and scales. A weight is s * (code - offset) - m, with the
+    scale s and the min m of its group; `codes` of 8 bits and codes of a table are signed."""
 
     low: BitField | Trits  # the codes' low bits: 1, 2, 4 or 8
     group: int  # columns that share a scale: 16 or 32
@@ -291,7 +291,7 @@ class QuantType:
 
     @property
     def planes_form(self) -> BlockLayout | Codebook | None:
-        """How a GPU's planes hold the type; None: as floats."""
+        """Returns the layout or codebook by which a GPU's planes hold the type; None: as floats."""
         return self.codebook if self.layout is None else self.layout
 
     def row_bytes(self, columns: int) -> int:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class NotServing(Exception):
-    """No worker can be connected to; the message says why."""
+    """Raised if no worker can be connected to; the message says why."""
 
 
 # Connects to the worker; raises NotServing.

@@ -26,7 +26,8 @@ class StepDeadline:
 
     def watch(self, awaited: tuple[int, float] | None, now: float) -> None:
         """Updates `due`; call it after every turn. awaited: the oldest step without a result and its expected
-        milliseconds (0: unknown); None: no step. A step's time starts at the first call that names it."""
+        milliseconds (0: unknown); None: no step. A step's time starts at the first call that names it. now: monotonic
+        seconds."""
         if awaited is None:
             self._step = None
         elif awaited[0] != self._step:

@@ -66,7 +66,8 @@ def test_rows_that_are_written_while_served_are_not_read(model: Path) -> None:
     assert list(found.failed_rows) == [1]
     assert TOLD in found.failed_rows[1]
 
-    # Once the file is whole again, requests that read the KV or the state of a token whose row of the table was not read fail; others go on.
+    # Once the file is whole again, requests fail that read the KV or the state of a token whose row of the table was
+    # not read; others go on.
     for file, (whole, changed_ns) in before.items():
         with file.open("r+b") as opened:
             opened.write(whole)

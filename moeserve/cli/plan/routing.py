@@ -11,11 +11,10 @@ from moeserve.models.interface import ModelShape
 
 
 class RoutingProbabilities:
-    """p [layers, experts]: the probability that a token is routed to an expert. Each layer's sum is its top_k; it is 0
-    for a layer without experts.
+    """Holds p [layers, experts], the probability that a token is routed to an expert. Each layer's sum is its top_k;
+    it is 0 for a layer without experts.
 
-    Tokens count as independent of one another. Tokens of one text really are not, and touch fewer experts.
-    """
+    Tokens count as independent of one another. Tokens of one text really are not, and touch fewer experts."""
 
     def __init__(self, model: ModelShape, counts: Sequence[Sequence[int]] | None = None) -> None:
         """counts [layers][experts]: tokens routed to each expert. In a layer without counts all experts are equally

@@ -33,7 +33,7 @@ class _At(Enum):
 
 
 class MultipartReader:
-    """For each part of the body, `feed` yields a Part, then the part's bytes in pieces."""
+    """Reads a multipart body in pieces: for each part `feed` yields a Part, then the part's bytes."""
 
     def __init__(self, content_type: str) -> None:
         """Raises ApiError: 415 if the type is not multipart/form-data, 400 without a boundary."""

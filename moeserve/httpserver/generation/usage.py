@@ -48,8 +48,8 @@ class Timings(TypedDict):
 
 
 class PromptProgress(TypedDict):
-    """llama-server's progress object: `processed` of `total` prompt tokens, `cache` of them from the prefix cache;
-    `time_ms` is the time since the prefill began."""
+    """The progress object of llama-server's API: `processed` of `total` prompt tokens, `cache` of them from the prefix
+    cache; `time_ms` is the time since the prefill began."""
 
     total: int
     cache: int

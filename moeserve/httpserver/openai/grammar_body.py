@@ -80,7 +80,7 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's newer form of the `guided_` fields: an object with exactly one of these fields."""
+    """The newer form of vLLM's `guided_` fields: an object with exactly one of these fields."""
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: Pattern | None = None

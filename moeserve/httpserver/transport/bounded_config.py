@@ -36,8 +36,9 @@ def bounded_config(
     count_refusal: Callable[[Refusal], None],
     descriptors_per_request: int = 1,
 ) -> uvicorn.Config:
-    """is_busy: whether answers are in progress. descriptors_per_request: file descriptors of a request, including its
-    client's connection. Raises ConfigError for a bad certificate."""
+    """Returns uvicorn's configuration, with limits for connections. is_busy: whether answers are in progress.
+    descriptors_per_request: file descriptors of a request, including its client's connection. Raises ConfigError for a
+    bad certificate."""
     most_requests = config.max_num_queued_reqs + config.max_num_seqs
     idle = IdleConnections(config.max_idle_connections_per_address or most_requests + SPARE_CONNECTIONS // 2)
     most = most_requests + SPARE_CONNECTIONS

@@ -261,12 +261,11 @@ def prefill_attention(
     ends: Tensor | None = None,
     score_cap: float = 0.0,
 ) -> None:
-    """Causal attention of chunks to everything before them. tiles: `prefill_tiles`, on the device.
+    """Launches causal attention of chunks to everything before them. tiles: `prefill_tiles`, on the device.
 
     q [n, heads, dim], scaled; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim], including the chunks'
     own, of q's dtype or with scales; table int32 [requests, length]; out [n, heads * v_dim]. Other arguments as for
-    `decode_attention`.
-    """
+    `decode_attention`."""
     window = _window_of(window, ends)
     (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
     by_warpgroups = dim == v_dim and dim in WARPGROUP_TILES and key_scales is None and ends is None

@@ -27,7 +27,7 @@ class Way(AllReduce, Protocol):
         ...
 
     def try_once(self, x: Tensor) -> None:
-        """Like a call, but terminates even if the GPUs cannot access each other."""
+        """Sums like a call, but terminates even if the GPUs cannot access each other."""
         ...
 
 

@@ -25,7 +25,7 @@ class StageLink(Protocol):
 
     @property
     def inbox(self) -> Tensor:
-        """float32 [rows, hidden]: the received rows."""
+        """Returns float32 [rows, hidden]: the received rows."""
         ...
 
     @property

@@ -70,12 +70,11 @@ def sum_norm_router_kernel(
     COLS: tl.constexpr, CAPACITY: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, POLLS: tl.constexpr,
     EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """total = the sum of all GPUs' own, float32 [n, COLS] each, for rows below count[0]; then as
+    """Computes total = the sum of all GPUs' own, float32 [n, COLS] each, for rows below count[0]; then as
     routing.norm_router.norm_router_kernel with that total. Grid (rows, EXPERTS in tiles of BE).
 
     The programs of the first tile send a row, and those of all tiles wait for it. The first tile's come first in
-    the grid, so that they run even while others wait. calls int32 [rows, tiles]: how often each program has run.
-    """
+    the grid, so that they run even while others wait. calls int32 [rows, tiles]: how often each program has run."""
     if PDL:
         gdc_launch_dependents()
     row, tile = tl.program_id(0), tl.program_id(1)

@@ -102,8 +102,9 @@ class SumNorm:
         *,
         attended: Tensor | None = None,
     ) -> None:
-        """x[i] += attended[i] + the sum of all ranks' own[i]; y[i] = RMSNorm(x[i]) * weight, for i < count[0].
-        Arguments as for `norm.op.add_norm`; own [n, 1, hidden], of a size that `fits`."""
+        """Computes x[i] += attended[i] + the sum of all ranks' own[i]; y[i] = RMSNorm(x[i]) * weight, for i <
+        count[0]. Arguments as for `norm.op.add_norm`; own [n, 1, hidden], of a size that `fits`. eps: added to the
+        mean square under the norm's root."""
         n = len(own)
         is_words = n <= WORD_ROWS
         inbox, calls = (self._words, self._word_calls) if is_words else (self._rows, self._row_calls)
@@ -129,9 +130,9 @@ class SumNorm:
         *,
         bias: Tensor | None = None,
     ) -> None:
-        """Rows i < count[0]: sum[i] = own[i] summed over all ranks, kept in `total(n)`; y[i] = RMSNorm(x[i] + sum[i]) *
-        weight; logits[i] = router y[i] + bias. own float32 [n, 1, hidden], where ROUTER_ROWS has n; other arguments as
-        for `routing.op.norm_router`."""
+        """Rows i < count[0]: sum[i] = own[i] summed over all ranks, kept in `total(n)`; y[i] = RMSNorm(x[i] + sum[i])
+        * weight; logits[i] = router y[i] + bias. own float32 [n, 1, hidden], where ROUTER_ROWS has n; other arguments
+        as for `routing.op.norm_router`. eps: added to the mean square under the norm's root."""
         n, inbox = len(own), self._routed[len(own)]
         if logits.shape != (n, self._experts):
             raise ValueError(f"logits {tuple(logits.shape)} where ({n}, {self._experts}) are expected")
@@ -145,7 +146,7 @@ class SumNorm:
         )  # fmt: skip
 
     def total(self, rows: int) -> Tensor:
-        """float32 [rows, hidden]: the last sum of `norm_router`."""
+        """Returns float32 [rows, hidden]: the last sum of `norm_router`."""
         return self._totals[rows]
 
     @property

@@ -73,8 +73,8 @@ def compressed_store(
 
     q [n, heads * dim], kv [n, dim], rows at any stride; norm float32 [dim]; angles on the device; queries [n, heads,
     dim] of the keys' dtype. index_q [n, index heads * any], rows at any stride; index_queries float16 [n, index heads,
-    any].
-    Raises ValueError for heads whose rotated end does not begin with a pair."""
+    any]. Raises ValueError for heads whose rotated end does not begin with a pair. eps: added to the mean square under
+    the norm's root."""
     n, heads, dim = queries.shape
     rotary = _rotary(angles, dim)
     index_heads, index_dim = (0, 2) if index_queries is None else index_queries.shape[1:]
@@ -103,7 +103,8 @@ def compress(
     moves the sequences' states on: `reference.compress`, however a sequence is divided into steps.
 
     kv, gate floats [n, width], rows at any stride; states float32 [slots, any], of which the first columns are this
-    compressor's; kv_slots int32 [n] (negative: not stored); entries [rows, 1, dim]."""
+    compressor's; kv_slots int32 [n] (negative: not stored); entries [rows, 1, dim]. eps: added to the mean square
+    under the norm's root."""
     n, dim, (ratio, width), s = len(kv), len(w.norm), w.bias.shape, sequences
     sizes = (kv.stride(0), gate.stride(0), states.stride(0), dim, ratio, width > dim)
     entries_kernel(

@@ -35,12 +35,14 @@ def rotate_tail(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def queries(q: Tensor, eps: float, scale: float, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns q [n, heads, dim], each head normalised without a weight, scaled and rotated, float64."""
+    """Returns q [n, heads, dim], each head normalised without a weight, scaled and rotated, float64. eps: added to the
+    mean square under the norm's root."""
     return rotate_tail(rms_norm(q, torch.ones(q.shape[-1]), eps).double() * scale, cos, sin)
 
 
 def keys(kv: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns the tokens' keys: kv [n, dim], normalised and rotated, float64."""
+    """Returns the tokens' keys: kv [n, dim], normalised and rotated, float64. eps: added to the mean square under the
+    norm's root."""
     return rotate_tail(rms_norm(kv, norm, eps)[:, None], cos, sin)[:, 0]
 
 
@@ -49,8 +51,8 @@ def compress(kv: Tensor, gate: Tensor, bias: Tensor, norm: Tensor, eps: float, a
 
     kv, gate [n, width] of its tokens from the first on; bias [ratio, width]; norm [dim]. By column, an entry is the
     mean of its tokens' kv, weighed by the softmax of gate + bias. With width == 2 * dim the tokens of the block before
-    take part with their first `dim` columns, and its own with the last.
-    """
+    take part with their first `dim` columns, and its own with the last. eps: added to the mean square under the norm's
+    root."""
     (ratio, width), dim = bias.shape, len(norm)
     blocks = len(kv) // ratio
     kv, gate = (x[: blocks * ratio].double().view(blocks, ratio, width) for x in (kv, gate))

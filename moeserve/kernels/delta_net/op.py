@@ -23,8 +23,8 @@ COLUMNS = 32  # state columns per program: 128 programs for one token with 32 he
 
 @dataclass(frozen=True, slots=True)
 class SequenceDrafts:
-    """For each sequence, the number of its last rows that are drafts (they do not change its state), and where the
-    records of their changes begin. int32 [sequences], on the device."""
+    """The drafts of a step, by sequence, int32 [sequences] each, on the device: how many of its last rows are drafts,
+    which do not change its state, and where the records of their changes begin."""
 
     count: Tensor
     first: Tensor
@@ -48,8 +48,8 @@ class StepSequences:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """b and a of value head h in row t are at [t, h // r * group + h % r], with r value heads per key head. Kimi's a
-    is [n, decays]."""
+    """The inputs of the gates. b and a of value head h in row t are at [t, h // r * group + h % r], with r value heads
+    per key head. Kimi's a is [n, decays]."""
 
     b: Tensor
     a: Tensor
@@ -74,8 +74,9 @@ class DeltaTensors:
 def convolve(
     x: DeltaTensors, conv: Tensor, heads: DeltaHeads, sequences: StepSequences, num_rows: Tensor
 ) -> None:
-    """mixed = silu(causal convolution of qkv), with q and k normalised, for rows below num_rows[0]. conv: float32
-    [conv_kernel, channels]. This call does not change the convolution state; the delta rule does so afterwards."""
+    """Computes mixed = silu(causal convolution of qkv), with q and k normalised, for rows below num_rows[0]. conv:
+    float32 [conv_kernel, channels]. This call does not change the convolution state; the delta rule does so
+    afterwards."""
     h = heads
     conv_kernel(
         (len(x.mixed), 2 * h.key_heads + h.value_heads), x.qkv, conv, x.states, sequences.row_sequence,
@@ -205,8 +206,9 @@ def gated_norm(
     """Launches y[i] = RMSNorm(o[i]) * norm * silu(z[i]) for each head, for i < count[0]. sigmoid: the gate is
     sigmoid(z[i]) instead.
 
-    o [n, heads * dim]; z of the same shape, with any row stride; norm float32 [dim]. The result is written as
-    floats to y, and as int8 to codes with scales (both optional; see GpuActivations): [n, heads * dim]."""
+    o [n, heads * dim]; z of the same shape, with any row stride; norm float32 [dim]. The result is written as floats
+    to y, and as int8 to codes with scales (both optional; see GpuActivations): [n, heads * dim]. eps: added to the
+    mean square under the norm's root."""
     dim = len(norm)
     n, width = o.shape
     gated_norm_kernel(
@@ -226,8 +228,8 @@ def sigmoid_gate(
     *,
     softplus: bool = False,
 ) -> None:
-    """x[i] *= sigmoid(gate[i]), or softplus(gate[i]), for i < count[0]; codes with scales: x quantised. x [n, heads
-    * dim]; gate of that shape, or [n, heads], rows at any stride. Without codes, rows from count[0] on may be
+    """Computes x[i] *= sigmoid(gate[i]), or softplus(gate[i]), for i < count[0]; codes with scales: x quantised. x [n,
+    heads * dim]; gate of that shape, or [n, heads], rows at any stride. Without codes, rows from count[0] on may be
     multiplied too."""
     n, width = x.shape
     by_head = gate.shape[1] != width

@@ -50,8 +50,7 @@ def delta_net(
     decays].
 
     Returns RMSNorm(o) * norm * silu(z) of every value head (sigmoid(z) with `has_sigmoid_gate`), float64 [n,
-    value_width], and the state after these tokens.
-    """
+    value_width], and the state after these tokens. eps: added to the mean square under the norm's root."""
     mixed, conv = causal_conv(qkv.double(), w.conv.double(), state.conv)
     q, k, v = mixed.split([heads.key_width, heads.key_width, heads.value_width], dim=-1)
     of_value_head = torch.tensor([heads.key_head(h) for h in range(heads.value_heads)])

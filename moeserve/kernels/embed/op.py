@@ -71,8 +71,8 @@ def embed(
 
 
 def add_deep(ids: Tensor, count: Tensor, deep: Tensor, x: Tensor) -> None:
-    """x[i] += deep[i] where ids[i] is EMBEDDED, for i < count[0]. ids int32 [n], deep float32 [n, hidden] with rows at
-    any stride, x float32 [n, hidden]."""
+    """Computes x[i] += deep[i] where ids[i] is EMBEDDED, for i < count[0]. ids int32 [n], deep float32 [n, hidden]
+    with rows at any stride, x float32 [n, hidden]."""
     n, hidden = x.shape
     block = min(1024, next_power_of_2(hidden))
     add_deep_kernel(

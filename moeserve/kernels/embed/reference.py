@@ -9,7 +9,7 @@ EMBEDDED = -(1 << 31)  # the id of a row whose input is an embedding instead of 
 
 
 def embed(table: Tensor, ids: Tensor) -> Tensor:
-    """float32 [n, hidden]: rows ids [n] of the dequantised table [vocab, hidden]."""
+    """Returns float32 [n, hidden]: rows ids [n] of the dequantised table [vocab, hidden]."""
     return table[ids.long()].float()
 
 
@@ -21,6 +21,6 @@ def take_sampled(ids: Tensor, sampled: Tensor) -> Tensor:
 
 
 def add_deep(ids: Tensor, deep: Tensor, x: Tensor) -> Tensor:
-    """float32 [n, hidden]: x, plus deep [n, hidden] in rows with the id EMBEDDED (DeepStack,
+    """Returns float32 [n, hidden]: x, plus deep [n, hidden] in rows with the id EMBEDDED (DeepStack,
     https://arxiv.org/abs/2406.04334)."""
     return torch.where((ids == EMBEDDED)[:, None], x + deep, x)

@@ -28,15 +28,14 @@ def embed_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, REQUESTS: tl.constexpr, LENGTH: tl.constexpr,
     SCALE: tl.constexpr, STREAMS: tl.constexpr, FILLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[i, s] = row ids[i] * SCALE, float32 [n, STREAMS, COLS]; grid (n, units). codes: uint8 pointers, or floats if F
-    is None. With slot_table int32 [REQUESTS, LENGTH], slot_table[req_slots[i], positions[i]] = kv_slots[i]; with
-    window_table, likewise window_slots[i]. An id out of range reads the nearest of the ROWS; entries outside the
-    tables are not written. x of a row with the id EMBEDDED is not written; with FILLS, it is row 0.
+    """Computes x[i, s] = row ids[i] * SCALE, float32 [n, STREAMS, COLS]; grid (n, units). codes: uint8 pointers, or
+    floats if F is None. With slot_table int32 [REQUESTS, LENGTH], slot_table[req_slots[i], positions[i]] =
+    kv_slots[i]; with window_table, likewise window_slots[i]. An id out of range reads the nearest of the ROWS; entries
+    outside the tables are not written. x of a row with the id EMBEDDED is not written; with FILLS, it is row 0.
 
     The first kernel of a step. It is launched without programmatic dependent launch: it starts when all earlier
     work has ended and is visible. So later kernels may read the step's inputs before they wait for the kernel before
-    them. In the slot table they may read only the entries of earlier steps' tokens, which this kernel does not write.
-    """
+    them. In the slot table they may read only the entries of earlier steps' tokens, which this kernel leaves alone."""
     if PDL:
         gdc_launch_dependents()
     UNITS: tl.constexpr = (COLS + 127) // 128
@@ -91,8 +90,8 @@ def embed_kernel(
 def add_deep_kernel(
     ids, count, deep, x, STRIDE: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """x[i] += deep[i] for rows with the id EMBEDDED; x float32 [n, COLS], deep float32 at rows STRIDE apart; grid (n,
-    COLS / BLOCK)."""
+    """Computes x[i] += deep[i] for rows with the id EMBEDDED; x float32 [n, COLS], deep float32 at rows STRIDE apart;
+    grid (n, COLS / BLOCK)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -74,8 +74,8 @@ def count_kernel(
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, CHUNK: tl.constexpr, E: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """counts int32 [chunks, E]: for each CHUNK routes, the number of routes to each expert; column E - 1: of routes
-    without an expert. Grid (chunks). Other arguments as for align_kernel."""
+    """Counts routes: counts int32 [chunks, E], for each CHUNK routes the number of routes to each expert; column E -
+    1: of routes without an expert. Grid (chunks). Other arguments as for align_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -108,9 +108,9 @@ def place_kernel(
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """What align_kernel computes, from the counts of count_kernel. Grid (CHUNKS + EXPERTS): programs that place the
-    routes of a chunk, then programs that name an expert's blocks and fill its last one. ROWS: chunks whose counts are
-    summed at once."""
+    """Computes what align_kernel computes, from the counts of count_kernel. Grid (CHUNKS + EXPERTS): programs that
+    place the routes of a chunk, then programs that name an expert's blocks and fill its last one. ROWS: chunks whose
+    counts are summed at once."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -166,10 +166,10 @@ def down_kernel(
     WEIGHTS_STRIDE: tl.constexpr, ADDS: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[token] = sum over j of weights[token, j] * W x[token * TOP_K + j] with the matrix W of experts[token, j],
-    skipped if that is negative; ADDS: added to out[token]. For tokens below count[0], which is read before the
-    previous kernel has ended. bias float32 [experts, ROWS], optional, is added to each product. Grid (row tiles,
-    tokens)."""
+    """Computes out[token] = sum over j of weights[token, j] * W x[token * TOP_K + j] with the matrix W of
+    experts[token, j], skipped if that is negative; ADDS: added to out[token]. For tokens below count[0], which is read
+    before the previous kernel has ended. bias float32 [experts, ROWS], optional, is added to each product. Grid (row
+    tiles, tokens)."""
     if PDL:
         gdc_launch_dependents()
     first_row = tl.program_id(0) * (BR * NB)

@@ -27,7 +27,8 @@ class IntegerMethod:
 
 
 def integer_method(tokens: int) -> IntegerMethod:
-    """Returns the method for a padded number of rows; measured (docs/results/gpu-kernels.md)."""
+    """Returns the method for a padded number of rows; measured (docs/results/gpu-kernels.md). tokens: padded number of
+    rows of the step."""
     if tokens <= 64:
         return IntegerMethod(8, IntegerTile(1, 2, 3), IntegerTile(1, 2, 3))
     if tokens <= 128:
@@ -66,16 +67,16 @@ def integers_up(
     *,
     tile: IntegerTile,
 ) -> None:
-    """h[route] = silu(gate(x[route // top_k])) * up(x[route // top_k]) for every route in the blocks. h [n * top_k,
-    ff]."""
+    """Computes h[route] = silu(gate(x[route // top_k])) * up(x[route // top_k]) for every route in the blocks. h [n *
+    top_k, ff]."""
     launch(x, gate, up, routing, h, tile=tile, top_k=top_k, parts=top_k)
 
 
 def integers_down(
     h: IntegerRows, down: Planes, routing: RouteBlocks, parts: Tensor, *, tile: IntegerTile
 ) -> None:
-    """parts[route] = down(h[route]) for every route in the blocks; other parts stay unchanged. parts [n, top_k,
-    hidden], possibly part of a wider tensor [n, .., hidden]."""
+    """Computes parts[route] = down(h[route]) for every route in the blocks; other parts stay unchanged. parts [n,
+    top_k, hidden], possibly part of a wider tensor [n, .., hidden]."""
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
     if parts.stride() != (per_token * hidden, hidden, 1):

@@ -33,9 +33,9 @@ def large_batch_up(
     options: Gated = SILU,
     unpacked: Tensor | None = None,
 ) -> None:
-    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks, which have BLOCK
-    or FEW_BLOCK routes of `linear/large_batch.py`. h [n * top_k, ff]. unpacked: `unpack_gate_up` of all experts;
-    None: they are unpacked into the scratch."""
+    """Computes h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks, which
+    have BLOCK or FEW_BLOCK routes of `linear/large_batch.py`. h [n * top_k, ff]. unpacked: `unpack_gate_up` of all
+    experts; None: they are unpacked into the scratch. gate_kind, up_kind: ggml's numbers of the matrices' types."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     if unpacked is not None:
         experts = ExpertsInScratch(scratch.group(0, len(g.codes)), routing, top_k)
@@ -61,9 +61,10 @@ def large_batch_down(
     bias: Tensor | None = None,
     unpacked: Tensor | None = None,
 ) -> None:
-    """parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. parts [n,
-    top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32 [experts, hidden]. unpacked: all
-    experts' matrices as floats; None: they are unpacked into the scratch."""
+    """Computes parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. parts
+    [n, top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32 [experts, hidden]. unpacked: all
+    experts' matrices as floats; None: they are unpacked into the scratch. down_kind: ggml's number of the matrix's
+    type."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden

@@ -28,7 +28,8 @@ class Method:
 
 
 def method_for(tokens: int) -> Method:
-    """Returns the method for a padded number of rows. The limits were measured (benchmarks/gpu_kernels.py)."""
+    """Returns the method for a padded number of rows. The limits were measured (benchmarks/gpu_kernels.py). tokens:
+    padded number of rows of the step."""
     if tokens <= 8:
         return Method(1)
     if tokens <= 64:
@@ -145,8 +146,8 @@ def experts_up(
     *,
     options: Gated = SILU,
 ) -> None:
-    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks. h [n * top_k,
-    ff]."""
+    """Computes h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks. h [n *
+    top_k, ff]. gate_kind, up_kind: ggml's numbers of the matrices' types."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     tile_up = _METHODS[block_routes.shape[1]].up
     assert tile_up is not None
@@ -165,9 +166,9 @@ def experts_down(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. parts [n,
-    top_k, hidden], possibly part of a wider tensor [n, .., hidden]; norm.add_norm later multiplies them by weights
-    and adds them. bias float32 [experts, hidden]."""
+    """Computes parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. parts
+    [n, top_k, hidden], possibly part of a wider tensor [n, .., hidden]; norm.add_norm later multiplies them by weights
+    and adds them. bias float32 [experts, hidden]. down_kind: ggml's number of the matrix's type."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
@@ -192,12 +193,11 @@ def experts_down(
 def shared_gate(
     x: Tensor, weight: Tensor | None, count: Tensor, weights_out: Tensor, ids_out: Tensor | None = None
 ) -> None:
-    """weights_out[i] = sigmoid(weight . x[i]), or 1 without weight, for i < count[0]: the factor of a shared
+    """Computes weights_out[i] = sigmoid(weight . x[i]), or 1 without weight, for i < count[0]: the factor of a shared
     expert's output.
 
     x [n, hidden], any float dtype; weight float32 [hidden]; weights_out float32 [n], any stride: a column of the
-    routing weights. ids_out int32 [n], likewise: 0, the shared expert's index, and -1 from row count[0] on.
-    """
+    routing weights. ids_out int32 [n], likewise: 0, the shared expert's index, and -1 from row count[0] on."""
     hidden = x.shape[1]
     shared_gate_kernel(
         (len(x),),

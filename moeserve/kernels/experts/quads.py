@@ -42,7 +42,8 @@ class QuadMethod:
 
 def quad_method(tokens: int) -> QuadMethod:
     """Returns the method for a padded number of rows; measured (docs/results/gpu-kernels.md). Three stages keep the
-    operands of two iterations in flight or ready; two stages, as in gemm.py's tiles, only of one."""
+    operands of two iterations in flight or ready; two stages, as in gemm.py's tiles, only of one. tokens: padded
+    number of rows of the step."""
     small, large = QuadTile(64, 4, 3), QuadTile(128, 8, 3)
     if tokens <= 256:
         return QuadMethod(32, small, small)
@@ -83,7 +84,7 @@ class QuadWorkspace:
 
 
 def quad_order(x: Tensor, count: Tensor, out: Tensor, top_k: int = 1) -> None:
-    """out[i] = x[i] in the order of linear/quad_order.py, for i < count[0] * top_k. Both [n, cols]."""
+    """Computes out[i] = x[i] in the order of linear/quad_order.py, for i < count[0] * top_k. Both [n, cols]."""
     n, cols = x.shape
     quad_order_kernel(
         (n, -(-cols // 1024)),
@@ -114,8 +115,9 @@ def quads_up(
     tile: QuadTile,
     options: Gated = SILU,
 ) -> None:
-    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks. x [n, hidden] and
-    h [n * top_k, ff], with columns permuted as in linear/quad_order.py. Biases in `options` are indexed by expert."""
+    """Computes h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks. x [n,
+    hidden] and h [n * top_k, ff], with columns permuted as in linear/quad_order.py. Biases in `options` are indexed by
+    expert. gate_kind, up_kind: ggml's numbers of the matrices' types."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     gated_quad_gemm_kernel(
         (-(-g.rows // tile.rows), len(routing.expert)), x, *_planes(g), *_planes(u), options.gate_bias,
@@ -136,9 +138,9 @@ def quads_down(
     tile: QuadTile,
     bias: Tensor | None = None,
 ) -> None:
-    """parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. h [n * top_k,
-    ff] in quad order; parts [n, top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32
-    [experts, hidden]."""
+    """Computes parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. h [n *
+    top_k, ff] in quad order; parts [n, top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32
+    [experts, hidden]. down_kind: ggml's number of the matrix's type."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden

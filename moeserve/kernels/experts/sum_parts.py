@@ -38,8 +38,8 @@ def sum_parts_kernel(
 
 
 def sum_parts(parts: Tensor, weights: Tensor, ids: Tensor, count: Tensor, out: Tensor) -> None:
-    """out[i] = sum over j of weights[i, j] * parts[i, j], skipping negative ids[i, j], for i < count[0]; other rows
-    stay unchanged. parts [n, p, cols]; out [n, 1, cols]."""
+    """Computes out[i] = sum over j of weights[i, j] * parts[i, j], skipping negative ids[i, j], for i < count[0];
+    other rows stay unchanged. parts [n, p, cols]; out [n, 1, cols]."""
     rows, count_parts, cols = parts.shape
     block = min(COLUMNS, triton.next_power_of_2(cols))
     sum_parts_kernel(

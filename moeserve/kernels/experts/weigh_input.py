@@ -40,9 +40,9 @@ def weigh_input_kernel(
 
 
 def weigh_input(x: Tensor, weights: Tensor, count: Tensor, y: GpuActivations, kept: Tensor) -> None:
-    """y[i] = weights[i, 0] * x[i], then kept[i] = weights[i, 0] and weights[i, 0] = 1, for i < count[0]. x float32
-    [n, cols], cols a multiple of 32; weights float32 [n, 1], rows at any stride: a token has one route. kept float32
-    [n, 1]."""
+    """Computes y[i] = weights[i, 0] * x[i], then kept[i] = weights[i, 0] and weights[i, 0] = 1, for i < count[0]. x
+    float32 [n, cols], cols a multiple of 32; weights float32 [n, 1], rows at any stride: a token has one route. kept
+    float32 [n, 1]."""
     assert y.x is not None
     n, cols = x.shape
     weigh_input_kernel(

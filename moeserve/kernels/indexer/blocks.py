@@ -18,7 +18,7 @@ from moeserve.kernels.indexer.reference import choose_keys, rotate_halves
 
 def normed_and_rotated(x: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns heads [n, heads, dim] RMS-normalised, and their first `rotary` numbers rotated as halves, in float64.
-    norm [dim]; cos, sin [n, rotary / 2]."""
+    norm [dim]; cos, sin [n, rotary / 2]. eps: added to the mean square under the norm's root."""
     x, rotary = x.double(), 2 * cos.shape[1]
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm.double()
     return torch.cat([rotate_halves(normed[..., :rotary], cos, sin), normed[..., rotary:]], dim=-1)
@@ -26,7 +26,8 @@ def normed_and_rotated(x: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Te
 
 def block_keys(keys: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor, rule: ChoiceRule) -> Tensor:
     """Returns the index keys of a sequence, float64 [count, dim]: one of each complete block, or with `rule.local` of
-    each token. keys [tokens, dim], before the norm; norm [dim]; cos, sin [tokens, rotary / 2], by position."""
+    each token. keys [tokens, dim], before the norm; norm [dim]; cos, sin [tokens, rotary / 2], by position. eps: added
+    to the mean square under the norm's root."""
     pooled = 1 if rule.local else rule.block
     count = len(keys) // pooled
     means = keys[: count * pooled].double().view(count, pooled, -1).mean(1)

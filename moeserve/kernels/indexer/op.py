@@ -54,8 +54,7 @@ def index_store(
 
     q [n, heads * dim], keys [n, dim], rows at any stride; norm, bias float32 [dim]; cos, sin float32 [positions,
     rotary / 2]; positions, slots int32 [n] (negative slot: not stored); queries float16 [n, heads, dim]; index_keys
-    float16 [slots, 1, dim].
-    """
+    float16 [slots, 1, dim]. eps: added to the mean square under the norm's root."""
     n, heads, dim = queries.shape
     index_store_kernel(
         (n, heads + 1), q, keys, norm, bias, cos, sin, positions, slots, count, queries, index_keys, q.stride(0),
@@ -88,9 +87,8 @@ def block_index_store(
     call.
 
     q_norm, k_norm float32 [dim]; table int32 [requests, length], which has the rows' slots; req_slots int32 [n].
-    sections: what rows rotate by, instead of positions; with them, firsts, int32 [n, 3]: the same of the first token of
-    each row's block. Other arguments as for `index_store`.
-    """
+    sections: what rows rotate by, instead of positions; with them, firsts, int32 [n, 3]: the same of the first token
+    of each row's block. Other arguments as for `index_store`. eps: added to the mean square under the norm's root."""
     (n, heads, dim), rotary = queries.shape, rotary_dim(cos, queries.shape[2])
     size = next_power_of_2(dim)
     widths = (0, 0, 0) if sections is None else (sections.height, sections.width, sections.time)
@@ -128,7 +126,7 @@ def pool_store(
 
     gates [n, dim], rows at any stride; ape float32 [keys of a block, dim]; table int32 [requests, length], which has
     the rows' slots; req_slots int32 [n]; index_keys float16 [slots, 1, 2 * dim]. Other arguments as for `index_store`.
-    """
+    eps: added to the mean square under the norm's root."""
     (n, heads, dim), size = queries.shape, next_power_of_2(queries.shape[2])
     pool_store_kernel(
         (n, heads + 1), q, keys, gates, norm, bias, slots, count, queries, index_keys, q.stride(0), keys.stride(0),

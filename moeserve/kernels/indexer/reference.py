@@ -40,8 +40,7 @@ def index_store(
 
     q [n, heads, dim]; keys [n, dim]; norm, bias [dim]; cos, sin [n, rotary / 2]: the first `rotary` numbers of a head
     rotate, in pairs of neighbours or in halves. slots [n]; index_keys [slots, 1, dim], float16 (or wider): rows
-    `slots` are written.
-    """
+    `slots` are written. eps: added to the mean square under the norm's root."""
     rotary, rotate = 2 * cos.shape[1], rotate_pairs if in_pairs else rotate_halves
 
     def rotated(heads: Tensor) -> Tensor:

@@ -53,8 +53,9 @@ def by_head(rows: int, heads: int, device: torch.device | str) -> RouteBlocks:
 def linear_by_head(
     x: Tensor, planes: list[Tensor], kind: int, cols: int, blocks: RouteBlocks, count: Tensor, out: Tensor
 ) -> None:
-    """out[t, h] = W_h x[t, h], with one matrix per head. x floats [n * heads, cols], out [n * heads, rows],
-    contiguous; blocks: `by_head` of the n rows, all of which are computed."""
+    """Computes out[t, h] = W_h x[t, h], with one matrix per head. x floats [n * heads, cols], out [n * heads, rows],
+    contiguous; blocks: `by_head` of the n rows, all of which are computed. kind: ggml's number of the weights'
+    type."""
     tile = method_for(max(len(x) // planes[0].shape[0], FEWEST_TILED_ROWS)).down
     assert tile is not None
     run_gemm(x, weight_of(planes, kind, cols), None, blocks, count, out, tile=tile)
@@ -71,11 +72,11 @@ def norm_rows(
     *,
     parts: int = 1,
 ) -> None:
-    """y = RMSNorm(x) * weight for each of a row's `parts` equal parts, or y = x without weight, for rows below
-    count[0].
+    """Computes y = RMSNorm(x) * weight for each of a row's `parts` equal parts, or y = x without weight, for rows
+    below count[0].
 
     x [n, cols], rows at any stride; weight float32 [cols / parts]. y, codes with scales: GpuActivations [n, cols].
-    """
+    eps: added to the mean square under the norm's root."""
     dim = x.shape[1] // parts
     norm_kernel(
         (len(x), parts),
@@ -114,9 +115,8 @@ def latent_store(
     """Writes the two parts of q, times `scale`, and stores the token's vector in the KV pool, for i < count[0].
 
     q [n, heads * (nope + rotary)], latent [n, rank + rotary], rows at any stride; norm float32 [rank]; cos, sin
-    float32 [positions, rotary / 2]; positions, slots int32 [n] (negative slot: not stored); nope [n, heads,
-    nope_dim], rotated [n, heads, rotary]; keys [slots, 1, rank + rotary].
-    """
+    float32 [positions, rotary / 2]; positions, slots int32 [n] (negative slot: not stored); nope [n, heads, nope_dim],
+    rotated [n, heads, rotary]; keys [slots, 1, rank + rotary]. eps: added to the mean square under the norm's root."""
     n, heads, nope_dim = nope.shape
     rotary, rank = rotated.shape[2], len(norm)
     latent_store_kernel(
@@ -186,8 +186,8 @@ def decode_latent(
 def prefill_latent(
     q: Tensor, rotated: Tensor, keys: Tensor, table: Tensor, tiles: Tensor, out: Tensor
 ) -> None:
-    """Causal attention of chunks to everything before them. tiles: attention.op.prefill_tiles, for as many heads,
-    one KV head and a width of rank + rotary, on the device; other arguments as for `decode_latent`."""
+    """Launches causal attention of chunks to everything before them. tiles: attention.op.prefill_tiles, for as many
+    heads, one KV head and a width of rank + rotary, on the device; other arguments as for `decode_latent`."""
     _attend_whole(q, rotated, keys, table, tiles, None, None, None, out)
 
 

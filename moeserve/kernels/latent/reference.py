@@ -38,8 +38,8 @@ def latent_store(
     rotary], rotated. Stores each token's [norm(latent) | rotated key] in the KV pool.
 
     q [n, heads, nope + rotary]; latent [n, rank + rotary]; norm [rank]; cos, sin [n, rotary / 2]; slots [n]; keys
-    [slots, 1, rank + rotary], float16 (or wider): rows `slots` are written.
-    """
+    [slots, 1, rank + rotary], float16 (or wider): rows `slots` are written. eps: added to the mean square under the
+    norm's root."""
     rank, rotary = len(norm), 2 * cos.shape[1]
     rotated = rotate_pairs(latent[:, None, rank:], cos, sin)[:, 0]
     stored = torch.cat([rms_norm(latent[:, :rank], norm, eps).double(), rotated], dim=-1)

@@ -10,8 +10,9 @@ from moeserve.kernels.layer_inputs.triton import gate_input_kernel, make_inputs_
 
 
 def make_inputs(inputs: Tensor, projected: Tensor, weight: Tensor, eps: float, count: Tensor) -> None:
-    """inputs[i] = (inputs[i] + norm(projected[i])) / sqrt(2) for i < count[0], with a norm of each layer's part.
-    inputs float32, projected floats: [n, layers * width], contiguous; weight float32 [width]."""
+    """Computes inputs[i] = (inputs[i] + norm(projected[i])) / sqrt(2) for i < count[0], with a norm of each layer's
+    part. inputs float32, projected floats: [n, layers * width], contiguous; weight float32 [width]. eps: added to the
+    mean square under the norm's root."""
     n, width = len(inputs), len(weight)
     layers = inputs.shape[1] // width
     make_inputs_kernel(
@@ -21,8 +22,8 @@ def make_inputs(inputs: Tensor, projected: Tensor, weight: Tensor, eps: float, c
 
 
 def gate_input(gate: Tensor, inputs: Tensor, count: Tensor, out: GpuActivations) -> None:
-    """out[i] = gelu(gate[i]) * inputs[i] for i < count[0]. gate: floats [n, width], contiguous; inputs float32 [n,
-    width], rows at any stride."""
+    """Computes out[i] = gelu(gate[i]) * inputs[i] for i < count[0]. gate: floats [n, width], contiguous; inputs
+    float32 [n, width], rows at any stride."""
     n, width = gate.shape
     gate_input_kernel(
         (n,), gate, inputs, count, out.x, out.codes, out.scales, inputs.stride(0), width, next_power_of_2(width),

@@ -13,7 +13,8 @@ from moeserve.kernels.norm.reference import norm
 
 def make_inputs(embedded: Tensor, projected: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Returns the inputs of all layers, float64 [n, layers * width]: (embedded + norm(projected)) / sqrt(2), with a
-    norm of each layer's part. embedded, projected [n, layers * width]; weight [width]."""
+    norm of each layer's part. embedded, projected [n, layers * width]; weight [width]. eps: added to the mean square
+    under the norm's root."""
     parts = norm(projected.view(len(projected), -1, len(weight)), weight, eps)
     return (embedded.double() + parts.flatten(1)) * math.sqrt(0.5)
 

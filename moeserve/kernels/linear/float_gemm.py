@@ -89,13 +89,12 @@ def float_gemm_kernel(
     TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     HALVES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i // X_TOP_K] + bias; with a FORM: gated(products of even rows, products of odd rows), with a
-    bias for each (BY_ROUTE: per route). Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
+    """Computes out[i] = W x[i // X_TOP_K] + bias; with a FORM: gated(products of even rows, products of odd rows),
+    with a bias for each (BY_ROUTE: per route). Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
 
     w: [experts of the group, ROWS, COLS] of x's dtype; group: int32 [2], its first expert and the one after its
     last; blocks of other experts are skipped. out has PARTS rows per token, the first TOP_K for its routes.
-    HALVES: the tile of a block that is at most half full has half of the rows.
-    """
+    HALVES: the tile of a block that is at most half full has half of the rows."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -10,21 +10,21 @@ import triton.language as tl
 
 @triton.jit
 def silu_mul(gate, up):
-    """silu(gate) * up (Shazeer 2020, https://arxiv.org/abs/2002.05202)."""
+    """Returns silu(gate) * up (Shazeer 2020, https://arxiv.org/abs/2002.05202)."""
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
 def gelu_mul(gate, up):
-    """gelu(gate) * up in GELU's tanh form (https://arxiv.org/abs/1606.08415); sigmoid(2 x) replaces (1 + tanh(x)) /
-    2, which suffers cancellation."""
+    """Returns gelu(gate) * up in GELU's tanh form (https://arxiv.org/abs/1606.08415); sigmoid(2 x) replaces (1 +
+    tanh(x)) / 2, which suffers cancellation."""
     inner = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))  # 2 sqrt(2 / pi)
     return gate * (1.0 / (1.0 + tl.exp(-inner))) * up
 
 
 @triton.jit
 def relu_mul(gate, up):
-    """relu(gate) * up; the square of ReLU where both are one. NaN stays NaN."""
+    """Returns relu(gate) * up; the square of ReLU where both are one. NaN stays NaN."""
     return tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL) * up
 
 
@@ -40,7 +40,7 @@ def within(x, LIMIT: tl.constexpr):
 
 @triton.jit
 def clamped_silu_mul(gate, up, LIMIT: tl.constexpr):
-    """silu(gate), at most LIMIT, times up, within LIMIT of 0."""
+    """Returns silu(gate), at most LIMIT, times up, within LIMIT of 0."""
     return at_most(gate / (1.0 + tl.exp(-gate)), LIMIT) * within(up, LIMIT)
 
 
@@ -54,8 +54,8 @@ def swiglu_oai(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
 
 @triton.jit
 def tanh(x):
-    """tanh(x); NaN stays NaN. 1 - 2 / (1 + exp(2 x)) would lose digits near 0, where the Taylor series up to x^9 is
-    exact to 1e-8."""
+    """Returns tanh(x); NaN stays NaN. 1 - 2 / (1 + exp(2 x)) would lose digits near 0, where the Taylor series up to
+    x^9 is exact to 1e-8."""
     square = x * x
     near = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
     return tl.where(tl.abs(x) > 0.25, 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x)), near)
@@ -72,7 +72,8 @@ def situ_mul(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
 
 @triton.jit
 def gated(gate, up, FORM: tl.constexpr):
-    """gate, up: float32 tiles. FORM: a GatedForm. The specification is `activate` of ../experts/reference.py."""
+    """Returns the product of activated gate and up. gate, up: float32 tiles. FORM: a GatedForm. The specification is
+    `activate` of ../experts/reference.py."""
     if FORM.activation == "silu":
         if FORM.limit > 0:
             out = clamped_silu_mul(gate, up, FORM.limit)

@@ -46,9 +46,9 @@ def gather_columns_kernel(
 def gather_columns(
     x: Tensor, order: Tensor, count: Tensor, y: GpuActivations, ids: Tensor | None = None
 ) -> None:
-    """y[i] = x[i, order] for i < count[0]; with ids, int32 [n, top_k], y[i * top_k + j] = x[i, order[ids[i, j]]], and
-    nothing for a negative id. x [n, cols], cols a multiple of 32 if y has codes; order int32 [cols] or [experts, cols];
-    ids may be columns of a wider tensor; y.x has x's dtype."""
+    """Computes y[i] = x[i, order] for i < count[0]; with ids, int32 [n, top_k], y[i * top_k + j] = x[i, order[ids[i,
+    j]]], and nothing for a negative id. x [n, cols], cols a multiple of 32 if y has codes; order int32 [cols] or
+    [experts, cols]; ids may be columns of a wider tensor; y.x has x's dtype."""
     assert y.x is not None
     n, cols = x.shape
     top_k, stride = (1, 1) if ids is None else (ids.shape[1], ids.stride(0))

@@ -322,12 +322,11 @@ def gemm_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, SECOND_ROWS: tl.constexpr, F_SECOND: tl.constexpr,
     TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i], [.., ROWS + SECOND_ROWS]; an optional second matrix gives the last columns; plus bias
+    """Computes out[i] = W x[i], [.., ROWS + SECOND_ROWS]; an optional second matrix gives the last columns; plus bias
     float32 [experts, ROWS + SECOND_ROWS] if given.
 
     x [tokens, COLS]. A token has TOP_K routes, and out has PARTS rows per token. Grid (row tiles of W, then of the
-    second matrix; blocks), blocks as in gemv_kernel with BM routes each.
-    """
+    second matrix; blocks), blocks as in gemv_kernel with BM routes each."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

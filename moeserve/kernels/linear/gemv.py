@@ -138,13 +138,12 @@ def gemv_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, SECOND_ROWS: tl.constexpr, F_SECOND: tl.constexpr,
     T: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i], [.., ROWS + SECOND_ROWS], for rows below count[0]; an optional second matrix gives the last
-    columns; plus bias float32 [ROWS + SECOND_ROWS] if given. The matrices and the count are read before the
+    """Computes out[i] = W x[i], [.., ROWS + SECOND_ROWS], for rows below count[0]; an optional second matrix gives the
+    last columns; plus bias float32 [ROWS + SECOND_ROWS] if given. The matrices and the count are read before the
     previous kernel has ended: it must not write them.
 
     Grid (row tiles of W, then of the second matrix; blocks of T rows of x). BK: columns per iteration. Offsets are
-    int32, because there are few tokens.
-    """
+    int32, because there are few tokens."""
     if PDL:
         gdc_launch_dependents()
     tile, first = tl.program_id(0), tl.program_id(1) * T

@@ -196,9 +196,9 @@ def integer_gemm_kernel(
     SPLIT: gl.constexpr, TOKENS: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
     MULTIPLYING: gl.constexpr, COPYING: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """With a second matrix, `up`: writes silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out
-    [.., ROWS]; else W x[route] to out [.., PARTS per token, ROWS], whose first TOP_K are a token's routes. For blocks
-    of TOKENS routes.
+    """Multiplies blocks of routes by one matrix or two. With a second matrix, `up`, it writes silu(W x[route //
+    TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; else W x[route] to out [.., PARTS per token,
+    ROWS], whose first TOP_K are a token's routes. For blocks of TOKENS routes.
 
     Grid: any number of programs of 4 warps, which take pieces of GROUPS * 64 rows in turn (gated: of 32 rows of each
     matrix). codes, up_codes: `code_boxes`. BLOCKS: super-blocks of a stage. SPLIT, which divides the super-blocks into

@@ -13,7 +13,8 @@ GATED_COLUMNS = 1024  # per program
 
 
 def gated_rows(products: Tensor, count: Tensor, h: GpuActivations, form: GatedForm) -> None:
-    """h[i] = gated(gate, up) for rows i < count[0], whose products float32 [n, 2 * cols] stand side by side."""
+    """Computes h[i] = gated(gate, up) for rows i < count[0], whose products float32 [n, 2 * cols] stand side by
+    side."""
     n, cols = products.shape[0], products.shape[1] // 2
     gated_rows_kernel(
         (n, -(-cols // GATED_COLUMNS)), products, count, h.x, h.codes, h.scales, cols, form, GATED_COLUMNS, pdl(),

@@ -181,7 +181,7 @@ def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexp
 
 @triton.jit
 def dot_e4m3(codes, x, acc):
-    """acc, float32, + the dot product of words of four 8-bit floats and of four signed bytes."""
+    """Returns acc, float32, plus the dot product of words of four 8-bit floats and of four signed bytes."""
     for byte in tl.static_range(4):
         acc += e4m3_numbers(codes >> (8 * byte)) * ((x << (24 - 8 * byte)) >> 24).to(tl.float32)
     return acc

@@ -76,7 +76,7 @@ class UnpackScratch:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsInScratch:
-    """Which experts' matrices are in the scratch, and how routes map to rows."""
+    """Says which experts' matrices are in the scratch, and how routes map to rows."""
 
     group: Tensor  # int32 [2]: first expert, and the one after the last
     routing: RouteBlocks
@@ -143,7 +143,7 @@ def large_batch_linear(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """out[i] = W x[i] + bias for rows i < count[0], like `linear`; `other` gives the last columns."""
+    """Computes out[i] = W x[i] + bias for rows i < count[0], like `linear`; `other` gives the last columns."""
     rows = weight.rows + (0 if other is None else other.rows)
     both = scratch.view(1, rows, weight.cols)
     unpack(weight, both, is_early=True)
@@ -155,8 +155,9 @@ def large_batch_linear(
 def narrow_float_linear(
     x: Tensor, weight: Weight, count: Tensor, out: Tensor, *, bias: Tensor | None = None
 ) -> None:
-    """out[i] = W x[i] + bias for rows i < count[0], W and x float32: a router's product of thousands of tokens. 8,192
-    tokens and 128 rows take 69 us where gemm_kernel takes 121, and 256 rows 113 instead of 233 (one H200)."""
+    """Computes out[i] = W x[i] + bias for rows i < count[0], W and x float32: a router's product of thousands of
+    tokens. 8,192 tokens and 128 rows take 69 us where gemm_kernel takes 121, and 256 rows 113 instead of 233 (one
+    H200)."""
     tile = FloatTile(BLOCK, 128 if weight.rows > 128 else 64, 64, 8, 4)
     run_float_gemm(x, weight.codes, count, out, bias=bias, tile=tile)
 

@@ -35,8 +35,8 @@ def narrow_gemm_kernel(
     ROWS: tl.constexpr, SECOND_ROWS: tl.constexpr, COLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i] for rows i < count[0], [.., ROWS + SECOND_ROWS]; an optional second matrix gives the last
-    columns; plus bias float32 [ROWS + SECOND_ROWS] if given. Grid (row tiles of W, then of the second matrix;
+    """Computes out[i] = W x[i] for rows i < count[0], [.., ROWS + SECOND_ROWS]; an optional second matrix gives the
+    last columns; plus bias float32 [ROWS + SECOND_ROWS] if given. Grid (row tiles of W, then of the second matrix;
     blocks of BM tokens)."""
     if PDL:
         gdc_launch_dependents()

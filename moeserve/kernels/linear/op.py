@@ -138,8 +138,9 @@ def linear(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """out[i] = W x[i] + bias for rows i < count[0]; the second matrix gives the last columns (both quantised, or
-    both floats). x, codes, scales: GpuActivations; bias float32 [rows of both], out [n, rows of both]."""
+    """Computes out[i] = W x[i] + bias for rows i < count[0]; the second matrix gives the last columns (both quantised,
+    or both floats). x, codes, scales: GpuActivations; bias float32 [rows of both], out [n, rows of both]. kind: ggml's
+    number of the weights' type."""
     weight = weight_of(planes, kind, cols)
     other = None if second is None else weight_of(second, second_kind, cols)
     n = len(out)

@@ -26,7 +26,7 @@ class Weight:
 
 def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
     """Returns the kernel arguments. planes: codes, scales, supers of `Planes`. Raises ValueError for an expert (or
-    matrix) of 2 GiB or more."""
+    matrix) of 2 GiB or more. kind: ggml's number of the weights' type."""
     codes, scales, supers = planes
     rows = codes.shape[1]
     form = QUANT_TYPES[kind].planes_form

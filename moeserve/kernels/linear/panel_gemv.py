@@ -28,13 +28,13 @@ def panel_gemv_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, PANEL: tl.constexpr,
     T: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i, p * PANEL + r] = row panels[p] * PANEL + r of W, times x[i], for p < num_panels[0] and i < count[0].
+    """Computes out[i, p * PANEL + r] = row panels[p] * PANEL + r of W, times x[i], for p < num_panels[0] and i <
+    count[0].
 
     Rows of `out` are STRIDE apart; places after the matrix's last row stay unchanged. panels int32; they, the matrix
     and the count are read before the previous kernel has ended.
 
-    Grid (row tiles of the most panels; blocks of T rows of x). BR * NB divides PANEL.
-    """
+    Grid (row tiles of the most panels; blocks of T rows of x). BR * NB divides PANEL."""
     if PDL:
         gdc_launch_dependents()
     place, first = tl.program_id(0) * (BR * NB), tl.program_id(1) * T
@@ -50,8 +50,8 @@ def panel_gemv_kernel(
 def multiply_panels(
     x: GpuActivations, weight: Weight, panels: Tensor, num_panels: Tensor, count: Tensor, out: Tensor
 ) -> None:
-    """Launches panel_gemv_kernel. panels: int32 [most], of which num_panels[0] are valid. out: float32 [n, width], with
-    room for PANEL_ROWS columns of each panel."""
+    """Multiplies x by some panels of a matrix (panel_gemv_kernel). panels: int32 [most], of which num_panels[0] are
+    valid. out: float32 [n, width], with room for PANEL_ROWS columns of each panel."""
     n = len(out)
     tokens = min(4, next_power_of_2(n))
     blocks = -(-n // tokens)

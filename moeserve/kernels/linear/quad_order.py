@@ -32,7 +32,8 @@ def quad_columns(place, KB: tl.constexpr):
 def quad_order_kernel(
     x, count, out, COLS: tl.constexpr, TOP_K: tl.constexpr, KB: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """out[i] = x[i] in quad order, [n, COLS] each, for i < count[0] * TOP_K. Grid (n, blocks of BLOCK columns)."""
+    """Computes out[i] = x[i] in quad order, [n, COLS] each, for i < count[0] * TOP_K. Grid (n, blocks of BLOCK
+    columns)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

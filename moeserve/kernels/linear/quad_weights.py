@@ -61,7 +61,7 @@ def quad_scales(
 
 @triton.jit
 def times_byte_at(d, word, at):
-    """Like paired_weights.times_byte, for the byte that the selector `at` picks: float32 d * byte."""
+    """Multiplies like paired_weights.times_byte, for the byte that the selector `at` picks: float32 d * byte."""
     number = tl.inline_asm_elementwise(
         "prmt.b32 $0, 0x47000000, $1, $2;", "=r,r,r", [word, at], tl.float32, is_pure=True, pack=1
     )

@@ -83,8 +83,8 @@ class Items:
 
 
 def shrink(x: GpuActivations, table: AdapterTable, items: Items, shrunk: Tensor, *, x_top_k: int = 1) -> None:
-    """shrunk[item, part] = A x[item // x_top_k]. x: its int8 form is used if it has no floats and rows are processed
-    singly. shrunk: float32, flat, with space for [items, table.parts, table.rank]."""
+    """Computes shrunk[item, part] = A x[item // x_top_k]. x: its int8 form is used if it has no floats and rows are
+    processed singly. shrunk: float32, flat, with space for [items, table.parts, table.rank]."""
     if items.uses_small_batch and x.x is not None and x_top_k == 1:
         _shrink_small_batch(x.x, table, items, shrunk)
         return
@@ -128,9 +128,9 @@ def expand(
     biases: Sequence[Tensor | None] = (None, None),
     out_top_k: int | None = None,
 ) -> None:
-    """out[part][item] += B shrunk[item, part], for each of at most 3 parts. adds=False: assigns instead, 0 for items
-    without adapters, plus bias float32 [experts, rows] for the first two parts. out: [items, rows] each; with
-    out_top_k [n * out_top_k, rows], of which each row's first top_k entries are its items."""
+    """Computes out[part][item] += B shrunk[item, part], for each of at most 3 parts. adds=False: assigns instead, 0
+    for items without adapters, plus bias float32 [experts, rows] for the first two parts. out: [items, rows] each;
+    with out_top_k [n * out_top_k, rows], of which each row's first top_k entries are its items."""
     if items.uses_small_batch and adds:
         _expand_small_batch(shrunk, table, items, out)
         return
@@ -216,8 +216,8 @@ def _expand_small_batch(shrunk: Tensor, table: AdapterTable, items: Items, out: 
 
 
 def expand_sum(shrunk: Tensor, table: AdapterTable, items: Items, weights: Tensor, out: Tensor) -> None:
-    """out[row] += sum over j of weights[row, j] * B shrunk[row * top_k + j], over the row's routes. weights float32
-    [n, top_k], may be columns of a wider tensor; out [n, rows]."""
+    """Computes out[row] += sum over j of weights[row, j] * B shrunk[row * top_k + j], over the row's routes. weights
+    float32 [n, top_k], may be columns of a wider tensor; out [n, rows]."""
     bn = 128
     expand_sum_kernel(
         (-(-out.shape[1] // bn), len(items.slots)),

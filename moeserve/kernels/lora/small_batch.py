@@ -65,7 +65,7 @@ def shrink_small_batch_kernel(
 
 @triton.jit
 def add_row(w, b, rank, inner, out, c, there, BR: tl.constexpr):
-    """out[c] += b[c] times `inner`. w [BN, BR]: the first columns of b[c]."""
+    """Computes out[c] += b[c] times `inner`. w [BN, BR]: the first columns of b[c]."""
     r = tl.arange(0, BR)
     y = tl.load(out + c, there, 0.0).to(tl.float32)
     for first in range(0, rank, BR):

@@ -105,7 +105,7 @@ def shrink_kernel(
     SLOT_STRIDE: tl.constexpr, TOP_K: tl.constexpr, IDS_STRIDE: tl.constexpr, RANK: tl.constexpr,
     FLOAT: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """shrunk[item, part] = A x[item // X_TOP_K], float32 [items, PARTS, RANK], up to the adapter's rank. Grid
+    """Computes shrunk[item, part] = A x[item // X_TOP_K], float32 [items, PARTS, RANK], up to the adapter's rank. Grid
     (programs that take the ranks' tiles in turn, PARTS, blocks). codes int8 with scales float32 instead of x: only
     with blocks of one item."""
     if PDL:
@@ -195,8 +195,8 @@ def expand_kernel(
     RANK: tl.constexpr, ADDS: tl.constexpr, FLOAT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[item] += B shrunk[item, 0], second[item] += B shrunk[item, 1] and so on for PARTS outputs, each with its
-    product's B. Without ADDS: = instead of +=, 0 for items without an adapter, plus an optional bias float32
+    """Computes out[item] += B shrunk[item, 0], second[item] += B shrunk[item, 1] and so on for PARTS outputs, each
+    with its product's B. Without ADDS: = instead of +=, 0 for items without an adapter, plus an optional bias float32
     [EXPERTS, ROWS]. out has OUT_TOP_K rows per row, the first TOP_K for its items. Grid (the outputs' tiles of BN
     columns, blocks)."""
     if PDL:
@@ -238,8 +238,8 @@ def expand_sum_kernel(
     IDS_STRIDE: tl.constexpr, WEIGHTS_STRIDE: tl.constexpr, RANK: tl.constexpr, FLOAT: tl.constexpr,
     BN: tl.constexpr, BR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[row] += sum over j of weights[row, j] * B shrunk[row * TOP_K + j], with the B of expert ids[row, j],
-    skipped if negative. Grid (tiles of BN columns, rows)."""
+    """Computes out[row] += sum over j of weights[row, j] * B shrunk[row * TOP_K + j], with the B of expert ids[row,
+    j], skipped if negative. Grid (tiles of BN columns, rows)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

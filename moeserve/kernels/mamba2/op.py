@@ -43,9 +43,9 @@ def convolve(
     sequences: StepSequences,
     num_rows: Tensor,
 ) -> None:
-    """mixed = silu(bias + causal convolution of x, B, C), for rows below num_rows[0]. conv: float32 [conv_kernel,
-    channels]; bias: float32 [channels]. This call does not change the convolution state; the scan does so
-    afterwards."""
+    """Computes mixed = silu(bias + causal convolution of x, B, C), for rows below num_rows[0]. conv: float32
+    [conv_kernel, channels]; bias: float32 [channels]. This call does not change the convolution state; the scan does
+    so afterwards."""
     conv_kernel(
         (len(x.mixed), -(-heads.channels // CONV_BLOCK)), x.rows, conv, bias, x.states, sequences.row_sequence,
         sequences.first, sequences.slot, num_rows, x.mixed, x.rows.stride(0), x.states.stride(0), heads.delta_values,
@@ -81,12 +81,11 @@ def gated_norm(
     codes: Tensor | None,
     scales: Tensor | None,
 ) -> None:
-    """y[i] = RMSNorm(o[i] * silu(z[i])) * norm, normalised per group of heads, for i < count[0]. norm None: not
-    normalised.
+    """Computes y[i] = RMSNorm(o[i] * silu(z[i])) * norm, normalised per group of heads, for i < count[0]. norm None:
+    not normalised.
 
-    o [n, width]; z of that shape, rows at any stride; norm float32 [width]; y and codes with scales: GpuActivations [n,
-    width].
-    """
+    o [n, width]; z of that shape, rows at any stride; norm float32 [width]; y and codes with scales: GpuActivations
+    [n, width]. eps: added to the mean square under the norm's root."""
     n, width = o.shape
     dim = width // groups
     gated_norm_kernel(

@@ -44,8 +44,7 @@ def mamba2(
 
     With dt = softplus(dt + dt_bias): S = exp(dt * a) * S + B (dt * x)^T, y = S^T C + d * x, for each head. Returns
     RMSNorm(y * silu(z)) * norm, normalised over the heads of a group (y * silu(z) without a norm), float64 [n,
-    value_width], and the state after these tokens.
-    """
+    value_width], and the state after these tokens. eps: added to the mean square under the norm's root."""
     h = heads
     z, channels, dt = rows.double().split([h.value_width, h.channels, h.num_heads], dim=-1)
     mixed, conv = causal_conv(channels, w.conv.double(), state.conv, w.conv_bias.double())

@@ -30,7 +30,7 @@ PARTS: Final = 64  # programs of a row of logits
 
 @dataclass(frozen=True, slots=True)
 class KeptStates:
-    """By request slot, the model's hidden state before the position of the block's next row."""
+    """The kept states by request slot: the model's hidden state before the position of the block's next row."""
 
     states: Tensor  # float32 [request slots, hidden]
     position: Tensor  # int32 [request slots]; -1: none
@@ -86,11 +86,11 @@ def block_places(ids: Tensor, positions: Tensor, kv_slots: Tensor, count: Tensor
 def join_step(
     x: Tensor, step: StepStates, first: int, kept: KeptStates, norms: JoinNorms, count: Tensor, joined: Tensor
 ) -> None:
-    """joined[i] = [norm of x[i], norm of the hidden state before row first + i of the step], for i < count[0].
+    """Computes joined[i] = [norm of x[i], norm of the hidden state before row first + i of the step], for i <
+    count[0].
 
     x float32 [n, hidden], joined float32 [n, 2 * hidden]. The state before a row is the previous row's of its request,
-    or the kept one if it is of that position, or 0.
-    """
+    or the kept one if it is of that position, or 0."""
     n, hidden = x.shape
     join_kernel(
         (n,), x, step.states, step.positions, step.req_slots, kept.states, kept.position, norms.token, norms.state,
@@ -219,7 +219,7 @@ class SampledStep:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """Where a step has sampled the tokens of the requests of a chain: int32 [n] each, but places and slots."""
+    """The places where a step has sampled the tokens of a chain's requests: int32 [n] each, but places and slots."""
 
     rows: Tensor  # the request's first row that samples; drafts follow it
     drafted: Tensor  # how many

@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def joined_rows(x: Tensor, states: Tensor, token_norm: Tensor, state_norm: Tensor, eps: float) -> Tensor:
-    """[n, 2 * hidden]: the norms of tokens' embeddings x [n, hidden] and of the states before them, side by side."""
+    """Returns [n, 2 * hidden]: the norms of tokens' embeddings x [n, hidden] and of the states before them, side by
+    side. eps: added to the mean square under the norm's root."""
 
     def normed(rows: Tensor, weight: Tensor) -> Tensor:
         rows = rows.double()

@@ -36,9 +36,10 @@ def add_ngrams(
     sequences: StepSequences,
     count: Tensor,
 ) -> None:
-    """x[i, s] += factors[i, s] * value[i] + silu(convolution)[i, s] for i < count[0], and advances the sequences'
-    states. x float32 [n, streams * hidden]; conv float32 [taps, streams * hidden]; states float32 [slots, any]: a
-    slot's first (taps - 1) * dilation * streams * hidden are this layer's."""
+    """Computes x[i, s] += factors[i, s] * value[i] + silu(convolution)[i, s] for i < count[0], and advances the
+    sequences' states. x float32 [n, streams * hidden]; conv float32 [taps, streams * hidden]; states float32 [slots,
+    any]: a slot's first (taps - 1) * dilation * streams * hidden are this layer's. eps: added to the mean square under
+    the norm's root."""
     n, streams = t.factors.shape
     channels, hidden, taps = x.shape[1], x.shape[1] // streams, len(conv)
     size, s = next_power_of_2(hidden), sequences

@@ -31,7 +31,7 @@ class NgramWeights(NamedTuple):
 
 def gate(x: Tensor, key: Tensor, value: Tensor, w: NgramWeights, eps: float) -> tuple[Tensor, Tensor]:
     """Returns the gate of each stream for the value, [n, streams], and the convolution's input, [n, streams, hidden].
-    x, key: [n, streams, hidden]; value: [n, hidden]."""
+    x, key: [n, streams, hidden]; value: [n, hidden]. eps: added to the mean square under the norm's root."""
     agreement = (norm(key, w.key_norm, eps) * norm(x, w.query_norm, eps)).sum(-1) / math.sqrt(x.shape[-1])
     root = agreement.abs().clamp_min(LEAST_AGREEMENT).sqrt() * agreement.sign()
     factors = torch.sigmoid(root)
@@ -51,7 +51,8 @@ def add(
     x: Tensor, embedded: Tensor, w: NgramWeights, eps: float, dilation: int, before: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Computes n further tokens of a sequence. Returns the residual plus its n-gram embeddings, [n, streams, hidden],
-    and the convolution's state after these tokens. embedded: [n, width]."""
+    and the convolution's state after these tokens. embedded: [n, width]. eps: added to the mean square under the
+    norm's root."""
     key, value = embedded.double() @ w.key.double().T, embedded.double() @ w.value.double().T
     factors, inputs = gate(x, key.view_as(x), value, w, eps)
     mixed, after = convolve(inputs.flatten(1), w.conv, dilation, before)

@@ -30,14 +30,13 @@ def add_norm(
     attended: Tensor | None = None,
     centered: bool = False,
 ) -> None:
-    """x[i] += attended[i] + extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight, for i
-    < count[0].
+    """Computes x[i] += attended[i] + extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight,
+    for i < count[0].
 
     x float32 [n, cols]; parts [n, p, cols]; parts whose part_ids [n, p] are negative do not count. rows int32 [m]: i
     takes only these values, and x stays unchanged. attended, extra: float32 [n, cols]. y and codes with scales:
     GpuActivations [m, cols]. exact: float32 [m, cols], y unrounded. centered: y is of x less its mean (LayerNorm).
-    weight None: y = x.
-    """
+    weight None: y = x. eps: added to the mean square under the norm's root."""
     some = y if y is not None else codes
     assert some is not None
     cols = x.shape[1]
@@ -79,9 +78,10 @@ def sandwich_inputs(
     router: Tensor | None,
     experts: GpuActivations | None,
 ) -> None:
-    """x[i] += norm(attended[i]) for i < count[0]; then dense, router and experts = norms of x. x and router float32
-    [n, cols], the others any floats. If parts have no norms of their own, router = dense in float32, and experts
-    are not written; without `SandwichNorms.input` dense = x."""
+    """Computes x[i] += norm(attended[i]) for i < count[0]; then dense, router and experts = norms of x. x and router
+    float32 [n, cols], the others any floats. If parts have no norms of their own, router = dense in float32, and
+    experts are not written; without `SandwichNorms.input` dense = x. eps: added to the mean square under the norm's
+    root."""
     size = next_power_of_2(x.shape[1])
     parts, into = norms.parts, experts or GpuActivations(None, None, None)
     router_norm = norms.input if parts is None else parts.router_input
@@ -109,13 +109,13 @@ def sandwich_sum(
     eps: float,
     y: GpuActivations,
 ) -> None:
-    """x[i] = (x[i] + norm(norm(dense[i]) + norm(experts[i]))) * factor, y[i] = RMSNorm(x[i]) * weight, for i <
-    count[0]; weight None: y[i] = x[i]. If parts have no norms of their own, without dense: x[i] = (x[i] +
+    """Computes x[i] = (x[i] + norm(norm(dense[i]) + norm(experts[i]))) * factor, y[i] = RMSNorm(x[i]) * weight, for i
+    < count[0]; weight None: y[i] = x[i]. If parts have no norms of their own, without dense: x[i] = (x[i] +
     norm(experts[i])) * factor.
 
-    experts[i] = extra[i] + sum_j part_weights[i, j] * parts[i, j] as in `add_norm`; rows as there. dense [n, 1,
-    cols] and parts [n, p, cols] may be columns of wider tensors, with weights and ids to match.
-    """
+    experts[i] = extra[i] + sum_j part_weights[i, j] * parts[i, j] as in `add_norm`; rows as there. dense [n, 1, cols]
+    and parts [n, p, cols] may be columns of wider tensors, with weights and ids to match. eps: added to the mean
+    square under the norm's root."""
     cols = x.shape[1]
     size = next_power_of_2(cols)
     some = y.x if y.x is not None else y.codes
@@ -132,12 +132,12 @@ def sandwich_sum(
 
 
 def norm_in_place(x: Tensor, ones: Tensor, count: Tensor, eps: float) -> None:
-    """x[i] = x[i] / sqrt(mean(x[i]^2) + eps) for i < count[0]. x, float32 [n, cols]; ones float32 [cols]."""
+    """Computes x[i] = x[i] / sqrt(mean(x[i]^2) + eps) for i < count[0]. x, float32 [n, cols]; ones float32 [cols]."""
     add_norm(x, None, None, None, None, None, count, ones, eps, x, None, None)
 
 
 def add_to(x: Tensor, parts: Tensor, count: Tensor) -> None:
-    """x[i] += sum_j parts[i, j] for i < count[0]. x float32 [n, cols]; parts [n, p, cols]."""
+    """Computes x[i] += sum_j parts[i, j] for i < count[0]. x float32 [n, cols]; parts [n, p, cols]."""
     add_norm(x, parts, None, None, None, None, count, None, 0.0, x, None, None)
 
 

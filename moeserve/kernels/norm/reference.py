@@ -34,6 +34,7 @@ def sandwich_sum(
     eps: float,
 ) -> Tensor:
     """Returns the residual stream after a sandwiched layer (Gemma 4): (x + norm(norm(dense) + norm(experts))) *
-    factor, in float64. x, dense, experts [n, cols]; the norms' weights [cols]; factor [1]."""
+    factor, in float64. x, dense, experts [n, cols]; the norms' weights [cols]; factor [1]. eps: added to the mean
+    square under the norm's root."""
     parts = norm(dense, dense_norm, eps) + norm(experts, experts_norm, eps)
     return (x.double() + norm(parts, output_norm, eps)) * factor.double()

@@ -111,7 +111,7 @@ def _move_book(panels: Tensor, kind: QuantType, book: Codebook, planes: Planes) 
     )
 
     def rows(part: Tensor) -> Tensor:
-        """[panels, blocks, 8, half, row, bytes] to [panels * 32, blocks, 8, bytes]."""
+        """Reorders [panels, blocks, 8, half, row, bytes] to [panels * 32, blocks, 8, bytes]."""
         return part.permute(0, 3, 4, 1, 2, 5).flatten(0, 2)
 
     assert low is not None

@@ -187,7 +187,8 @@ def half_of_ue4m3(byte):
 
 @triton.jit
 def e4m3_numbers(byte):
-    """float32 of bytes with a sign, 4 bits of exponent and 3 of mantissa, in the lowest 8 bits of integers."""
+    """Returns float32 numbers of bytes with a sign, 4 bits of exponent and 3 of mantissa, in the lowest 8 bits of
+    integers."""
     half = (((byte & 128) << 8) | ((byte & 127) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
     return half.to(tl.float32) * 256
 

@@ -46,18 +46,17 @@ def rope_store(
     v_scale: float = 1.0,
     sections: SectionPositions | None = None,
 ) -> None:
-    """q_out = rotate(norm(q)) / sqrt(dim); keys[slots[i]] = rotate(norm(k[i])), values[slots[i]] = v_scale * v[i],
-    i < count[0]. k and v None: only q, for rows that attend to another layer's keys.
+    """Computes q_out = rotate(norm(q)) / sqrt(dim); keys[slots[i]] = rotate(norm(k[i])), values[slots[i]] = v_scale *
+    v[i], i < count[0]. k and v None: only q, for rows that attend to another layer's keys.
 
-    q [n, heads * dim], k [n, kv_heads * dim], v [n, kv_heads * v_dim], rows at any stride; positions, slots int32
-    [n] (negative slot: not stored); q_out [n, heads, dim]; keys [slots, kv_heads, dim], values [slots, kv_heads,
-    v_dim], int8 if there are float16 key_scales, value_scales [slots, kv_heads, dim / 32] and [.., v_dim / 32].
-    q_norm, k_norm: None without a norm, float32 [dim] for a norm per head, [heads * dim] or [kv_heads * dim] for
-    one over all heads. cos, sin float32 [positions, rotary_dim / 2]: the first rotary_dim dimensions of a head
-    rotate. v_eps: epsilon of v's norm per head, without weights; None: no norm. norm_after: the norms of heads come
-    after RoPE. sections: what rows rotate by, instead of positions. Raises ValueError for a norm or angles of other
-    sizes.
-    """
+    q [n, heads * dim], k [n, kv_heads * dim], v [n, kv_heads * v_dim], rows at any stride; positions, slots int32 [n]
+    (negative slot: not stored); q_out [n, heads, dim]; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim],
+    int8 if there are float16 key_scales, value_scales [slots, kv_heads, dim / 32] and [.., v_dim / 32]. q_norm,
+    k_norm: None without a norm, float32 [dim] for a norm per head, [heads * dim] or [kv_heads * dim] for one over all
+    heads. cos, sin float32 [positions, rotary_dim / 2]: the first rotary_dim dimensions of a head rotate. v_eps:
+    epsilon of v's norm per head, without weights; None: no norm. norm_after: the norms of heads come after RoPE.
+    sections: what rows rotate by, instead of positions. Raises ValueError for a norm or angles of other sizes. eps:
+    added to the mean square under the norm's root."""
     (n, heads, dim), (kv_heads, v_dim) = q_out.shape, values.shape[1:]
     rotary = rotary_dim(cos, dim)
     q_full, k_full = full_norm_size(q_norm, heads, dim), full_norm_size(k_norm, kv_heads, dim)

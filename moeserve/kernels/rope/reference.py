@@ -24,7 +24,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def norm_heads(heads: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Normalises heads [n, num, dim]: each by weight [dim], or all together by weight [num * dim], or not (None);
-    float64."""
+    float64. eps: added to the mean square under the norm's root."""
     if weight is None:
         return heads.double()
     if len(weight) == heads.shape[-1]:
@@ -53,11 +53,10 @@ def rope_store(
     """Returns q for attention, float64 [n, heads, dim], multiplied by `scale` (None: 1/sqrt(dim)); stores k and v to
     the KV pool.
 
-    q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, any width]; q_norm and k_norm as in `norm_heads`;
-    cos, sin [n, rotary_dim / 2]; slots [n]. keys, values [slots, kv_heads, dim], float16 (or wider, to see k
-    unrounded): rows `slots` are written. v_eps: epsilon of v's norm per head, without weights; None: no norm.
-    norm_after: the norms come after RoPE. v_scale: multiplies v, last.
-    """
+    q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, any width]; q_norm and k_norm as in `norm_heads`; cos,
+    sin [n, rotary_dim / 2]; slots [n]. keys, values [slots, kv_heads, dim], float16 (or wider, to see k unrounded):
+    rows `slots` are written. v_eps: epsilon of v's norm per head, without weights; None: no norm. norm_after: the
+    norms come after RoPE. v_scale: multiplies v, last. eps: added to the mean square under the norm's root."""
 
     def turned(heads: Tensor, weight: Tensor | None) -> Tensor:
         if norm_after:

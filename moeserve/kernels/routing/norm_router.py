@@ -43,13 +43,12 @@ def norm_router_kernel(
     COLS: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """y = RMSNorm(x + extra) * weight and logits = router y + bias, for rows below count[0]; x stays unchanged.
-    Grid (EXPERTS in tiles of BE, rows).
+    """Computes y = RMSNorm(x + extra) * weight and logits = router y + bias, for rows below count[0]; x stays
+    unchanged. Grid (EXPERTS in tiles of BE, rows).
 
     x, extra float32 [n, COLS]; router [EXPERTS, COLS] floats; bias float32 [EXPERTS], optional; logits float32 [n,
     EXPERTS]; y, and codes with scales: [n, COLS], each optional. SIZE: COLS or the power of two above. The count,
-    weight and router are read before the previous kernel has ended: it must not write them.
-    """
+    weight and router are read before the previous kernel has ended: it must not write them."""
     if PDL:
         gdc_launch_dependents()
     tile, i = tl.program_id(0), tl.program_id(1).to(tl.int64)

@@ -86,12 +86,11 @@ def norm_router(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """y[i] = RMSNorm(x[i] + extra[i]) * weight, logits[i] = router y[i] + bias, for i < count[0]; x stays
+    """Computes y[i] = RMSNorm(x[i] + extra[i]) * weight, logits[i] = router y[i] + bias, for i < count[0]; x stays
     unchanged. Only for few rows.
 
-    x, extra float32 [n, cols]; router floats [experts, cols]; bias float32 [experts]; logits float32 [n, experts];
-    y and codes with scales: GpuActivations [n, cols].
-    """
+    x, extra float32 [n, cols]; router floats [experts, cols]; bias float32 [experts]; logits float32 [n, experts]; y
+    and codes with scales: GpuActivations [n, cols]. eps: added to the mean square under the norm's root."""
     n, cols = x.shape
     experts = logits.shape[1]
     at_once = experts_at_once(n)

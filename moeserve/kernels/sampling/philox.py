@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def uniform_at(seed, position, STREAM: tl.constexpr):
-    """float64 in [0, 1), a multiple of 2^-53, from uint64 scalars."""
+    """Returns a float64 in [0, 1), a multiple of 2^-53, from uint64 scalars."""
     zero = position * 0
     c0, c1, c2, c3 = position, zero + STREAM, zero, zero
     k0, k1 = seed, zero

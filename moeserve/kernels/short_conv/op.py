@@ -23,9 +23,9 @@ def short_conv(
     codes: Tensor | None,
     scales: Tensor | None,
 ) -> None:
-    """y = c * conv(b * x), for rows below count[0], and advances the sequences' states. rows [n, row_width], at any
-    stride; conv float32 [conv_kernel, channels]; states float32 [slots, any]: a slot's first heads.state_values are
-    this layer's; y and codes with scales: GpuActivations [n, channels]."""
+    """Computes y = c * conv(b * x), for rows below count[0], and advances the sequences' states. rows [n, row_width],
+    at any stride; conv float32 [conv_kernel, channels]; states float32 [slots, any]: a slot's first heads.state_values
+    are this layer's; y and codes with scales: GpuActivations [n, channels]."""
     h, s = heads, sequences
     blocks = -(-h.channels // BLOCK)
     sizes = rows.stride(0), states.stride(0), h.channels, h.conv_kernel, BLOCK, pdl()

@@ -12,11 +12,12 @@ from torch import Tensor
 
 def weights(x: Tensor, score: Tensor, eps: float) -> Tensor:
     """Returns the weights of the streams, [n, streams]. x [n, streams, hidden]; score [hidden]: the weight of the
-    streams' norm times that of the product."""
+    streams' norm times that of the product. eps: added to the mean square under the norm's root."""
     inverse = torch.rsqrt(x.double().square().mean(dim=-1) + eps)
     return ((x.double() @ score.double()) * inverse).softmax(dim=-1)
 
 
 def read(x: Tensor, score: Tensor, eps: float) -> Tensor:
-    """Returns the weighted sum of the streams, [n, hidden]. Arguments as for `weights`."""
+    """Returns the weighted sum of the streams, [n, hidden]. Arguments as for `weights`. eps: added to the mean square
+    under the norm's root."""
     return (weights(x, score, eps)[..., None] * x.double()).sum(dim=1)

@@ -51,7 +51,7 @@ def attend_streams(
 ) -> None:
     """`add_block`, unless block is None; then y[i] = RMSNorm(the weighted sum of x[rows[i]]'s first streams) * norm,
     for i < count[0]. rows int32 [m]: without a block; None: row i. y [m, hidden]; exact float32 [m, hidden]: y before
-    rounding."""
+    rounding. eps: added to the mean square under the norm's root."""
     assert block is None or rows is None
     _launch(x, block, rows, w, count, eps, y, exact, len(w.norm))
 

@@ -34,8 +34,8 @@ class StreamNorm:
 
 
 def add_to_streams(x: Tensor, block: StreamBlock, count: Tensor) -> None:
-    """x[i, s] += 2 sigmoid(inject[i, s] / streams) * the block's output, for i < count[0]. x float32 [n, streams *
-    hidden]."""
+    """Computes x[i, s] += 2 sigmoid(inject[i, s] / streams) * the block's output, for i < count[0]. x float32 [n,
+    streams * hidden]."""
     _launch_norm(x, block, None, count, None, 0.0, block.inject.shape[1], None)
 
 
@@ -49,7 +49,8 @@ def norm_streams(
     out: StreamNorm,
 ) -> None:
     """`add_to_streams`, unless block is None; then out = RMSNorm of each stream * weight, for i < count[0]. weight:
-    float32 [streams, hidden]. rows int32 [m]: i takes only these values, without a block."""
+    float32 [streams, hidden]. rows int32 [m]: i takes only these values, without a block. eps: added to the mean
+    square under the norm's root."""
     assert block is None or rows is None
     _launch_norm(x, block, rows, count, weight, eps, len(weight), out)
 
@@ -80,7 +81,7 @@ def _launch_norm(
 
 
 def scaled_silu(x: Tensor, factor: float, count: Tensor, y: GpuActivations) -> None:
-    """y[i] = silu(x[i] * factor), for i < count[0]. x float32 [n, cols], rows at any stride; y: [n, cols]."""
+    """Computes y[i] = silu(x[i] * factor), for i < count[0]. x float32 [n, cols], rows at any stride; y: [n, cols]."""
     n, cols = x.shape
     scaled_silu_kernel(
         (n,), x, count, y.x, y.codes, y.scales, factor, cols, x.stride(0), next_power_of_2(cols), pdl(),
@@ -98,8 +99,8 @@ def mix_streams(
     y: GpuActivations,
     exact: Tensor | None = None,
 ) -> None:
-    """y[i] = mean over the streams of sigmoid(gate[i, s]) * normed[i, s], for i < count[0], where normed is the norm of
-    x[rows[i]] that `norm_streams` computed, from x so that it is not rounded.
+    """Computes y[i] = mean over the streams of sigmoid(gate[i, s]) * normed[i, s], for i < count[0], where normed is
+    the norm of x[rows[i]] that `norm_streams` computed, from x so that it is not rounded.
 
     gate [m, streams * hidden], floats; x float32 [n, streams * hidden]; rows int32 [m] or None: row i; weight float32
     [streams, hidden]; inverse: StreamNorm.inverse. y [m, hidden]; exact float32 [m, hidden], y unrounded."""

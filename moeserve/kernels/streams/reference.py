@@ -27,7 +27,7 @@ class StreamMix(NamedTuple):
 
 def read(x: Tensor, w: StreamMix, eps: float) -> tuple[Tensor, Tensor | None]:
     """Returns a block's input [n, hidden], and the logits of its output's weights [n, streams] (the product with
-    w.inject). x: [n, streams, hidden]."""
+    w.inject). x: [n, streams, hidden]. eps: added to the mean square under the norm's root."""
     streams = x.shape[1]
     normed = norm(x, w.norm, eps)
     flat = normed.flatten(1)

@@ -35,9 +35,10 @@ def norm_mixed(
     eps: float,
     y: GpuActivations | None,
 ) -> None:
-    """Mixes x's streams and adds the block's output to each, unless block is None; then y = x over the root mean square
-    of all streams, for i < count[0]. x float32 [n, streams * hidden]; rows int32 [m]: i takes only these values,
-    without a block; y [m, streams * hidden]; None: only x changes."""
+    """Mixes x's streams and adds the block's output to each, unless block is None; then y = x over the root mean
+    square of all streams, for i < count[0]. x float32 [n, streams * hidden]; rows int32 [m]: i takes only these
+    values, without a block; y [m, streams * hidden]; None: only x changes. eps: added to the mean square under the
+    norm's root."""
     assert block is None or rows is None
     hidden = x.shape[1] // streams
     some = x if y is None else y.codes if y.x is None else y.x
@@ -65,13 +66,13 @@ def read_mixed(
     exact: Tensor | None,
     weights: Tensor | None,
 ) -> None:
-    """y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm, for i < count[0]; weights[i] = the weights of the
-    block's output and the mix, by which `norm_mixed` adds it.
+    """Computes y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm, for i < count[0]; weights[i] = the
+    weights of the block's output and the mix, by which `norm_mixed` adds it.
 
     products float32 [m, streams * (2 + streams)]; x float32 [n, streams * hidden]; rows int32 [m] or None: row i; norm
     float32 [hidden]; y [m, hidden]; exact float32 [m, hidden], y unrounded; weights float32 [m, streams * (1 +
     streams)]. Before the head weights is None, and products [m, streams]; or products and mix are None: y is of the
-    streams' mean."""
+    streams' mean. eps: added to the mean square under the norm's root."""
     assert (products is None) == (mix is None)
     some, hidden = y.codes if y.x is None else y.x, len(norm)
     assert some is not None

@@ -23,8 +23,8 @@ WARPS: Final = 8
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype, *, is_exact: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """x, weight, bias: float32. Returns LayerNorm(x) in `dtype`; and with `is_exact` the part that this rounding
-    removes, in `dtype`."""
+    """Returns LayerNorm(x) in `dtype`, of x [n, cols] with weight and bias [cols], all float32; and with `is_exact`
+    the part that this rounding removes, in `dtype`. eps: added to the variance under the root."""
     cols, rows = x.shape[1], _rows(len(x))
     y = torch.empty_like(x, dtype=dtype)
     rest = torch.empty_like(y) if is_exact else None
@@ -42,8 +42,8 @@ def split_heads(
     heads: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """first, rest: float32 [n, 3 * cols], the product's parts. turns: cos and sin. Returns q, k and v in `dtype`,
-    [3, n, heads, cols / heads]."""
+    """Returns q, k and v in `dtype`, [3, n, heads, cols / heads]. first, rest: float32 [n, 3 * cols], the product's
+    parts. turns: cos and sin."""
     n, cols = len(first), first.shape[1] // 3
     out = torch.empty(3, n, heads, cols // heads, dtype=dtype, device=first.device)
     cos, sin = (None, None) if turns is None else turns
@@ -56,7 +56,8 @@ def split_heads(
 
 
 def gelu(product: Tensor, bias: Tensor | None, approximate: str, dtype: torch.dtype) -> Tensor:
-    """product, bias: float32. Returns gelu(product + bias) in `dtype`. approximate: see torch's `gelu`."""
+    """Returns gelu(product + bias) in `dtype`, of float32 product [n, cols] and bias [cols]. approximate: see torch's
+    `gelu`."""
     cols, rows = product.shape[1], _rows(len(product))
     out = torch.empty_like(product, dtype=dtype)
     grid = len(product) // rows, -(-cols // GELU_COLUMNS)
@@ -65,7 +66,7 @@ def gelu(product: Tensor, bias: Tensor | None, approximate: str, dtype: torch.dt
 
 
 def add_product(x: Tensor, product: Tensor, bias: Tensor | None) -> None:
-    """x += product + bias, all float32."""
+    """Computes x += product + bias, all float32."""
     cols, rows = x.shape[1], _rows(len(x))
     add_product_kernel(
         (len(x) // rows,), x, product, bias, cols, rows, next_power_of_2(cols), num_warps=WARPS

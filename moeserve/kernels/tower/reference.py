@@ -8,7 +8,8 @@ from torch.nn import functional
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm (https://arxiv.org/abs/1607.06450). x [n, cols]; weight and bias [cols]. Returns [n, cols]."""
+    """LayerNorm (https://arxiv.org/abs/1607.06450). x [n, cols]; weight and bias [cols]. Returns [n, cols]. eps: added
+    to the mean square under the norm's root."""
     return functional.layer_norm(x.double(), x.shape[-1:], weight.double(), bias.double(), eps)
 
 
@@ -29,13 +30,13 @@ def split_heads(
 
 
 def gelu(product: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """gelu(product + bias) (https://arxiv.org/abs/1606.08415). product [n, cols]; bias [cols]; approximate: "none", or
-    "tanh" for the approximation by tanh."""
+    """Returns gelu(product + bias) (https://arxiv.org/abs/1606.08415). product [n, cols]; bias [cols]; approximate:
+    "none", or "tanh" for the approximation by tanh."""
     found = product.double() if bias is None else product.double() + bias.double()
     return functional.gelu(found, approximate=approximate)
 
 
 def add_product(x: Tensor, product: Tensor, bias: Tensor | None) -> Tensor:
-    """x + product + bias. x and product [n, cols]; bias [cols]."""
+    """Returns x + product + bias. x and product [n, cols]; bias [cols]."""
     found = x.double() + product.double()
     return found if bias is None else found + bias.double()

@@ -92,7 +92,8 @@ class ExpertStream:
 
     @property
     def idle_buffer(self) -> Tensor:
-        """uint8, on the device: unused between two steps and during steps that stream nothing."""
+        """Returns a buffer, uint8 on the device, that is unused between two steps and during steps that stream
+        nothing."""
         return self._raw[0]
 
     def begin(self, counts: Sequence[int]) -> None:
@@ -124,11 +125,12 @@ class ExpertStream:
         return GpuExperts(inputs[0], inputs[-1], down, self._biases_of(layer))  # without gates both are `up`
 
     def expert_map(self, layer: int) -> Tensor:
-        """int32 [experts of the layer]: indices in the result of `take`, -1 for experts that are not in it."""
+        """Returns int32 [experts of the layer]: indices in the result of `take`, -1 for experts that are not in it."""
         return self._streamed[layer]
 
     def left(self, layer: int) -> Tensor:
-        """int32 [experts of the layer]: indices in RAM of experts that the step does not stream, -1 for all others."""
+        """Returns int32 [experts of the layer]: indices in RAM of experts that the step does not stream, -1 for all
+        others."""
         return self._left[layer]
 
     def _split(self, counts: list[int]) -> None:
@@ -192,7 +194,8 @@ class _Buffers:
 
     @classmethod
     def within(cls, raw: list[Tensor], planes: Tensor, matrices: Sequence[Matrix], experts: int) -> _Buffers:
-        """experts: number of experts that fit."""
+        """Divides a step's memory into the stream's buffers. raw, planes: uint8 on the device; experts: number of
+        experts that fit."""
         panels: list[list[Tensor]] = [[] for _ in raw]
         repacked: list[Planes] = []
         at = used = 0

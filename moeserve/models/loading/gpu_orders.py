@@ -29,8 +29,8 @@ _GATHERED: Final = frozenset(
 
 
 def check_gpu_orders(source: ModelSource, *, is_shared: bool) -> None:
-    """is_shared: several GPUs share the model. Raises ModelError for the first tensor whose order the GPU engine cannot
-    compute with."""
+    """Checks that the GPU engine can compute with the columns' orders. is_shared: several GPUs share the model. Raises
+    ModelError for the first tensor whose order the GPU engine cannot compute with."""
     for name, tensor in source.tensors.items():
         part = _part_of(name)
         if tensor.order is not None and (is_shared or part not in _GATHERED):

@@ -7,4 +7,4 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Unnormed:
-    """No norm: the block reads the residual itself."""
+    """Stands in for a norm that a block lacks: the block reads the residual itself."""

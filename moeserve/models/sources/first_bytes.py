@@ -21,8 +21,9 @@ _MISTAKEN = (
 
 
 def not_a_gguf(beginning: bytes) -> str | None:
-    """beginning: the file's first LOOKED_AT bytes, or the whole file. Returns what the file is instead and what to do,
-    as the end of "this is not a GGUF file"; None if it begins as a GGUF file does, however few bytes it has."""
+    """Recognises what a file is. beginning: the file's first LOOKED_AT bytes, or the whole file. Returns what the file
+    is instead and what to do, as the end of "this is not a GGUF file"; None if it begins as a GGUF file does, however
+    few bytes it has."""
     if MAGIC.startswith(beginning[: len(MAGIC)]):
         return None
     for start, meaning in _MISTAKEN:

@@ -71,7 +71,7 @@ class SandboxStopped(SandboxLost):
 
 
 class SandboxUnavailable(UserError):
-    """No process can be started at present; the input is not the cause."""
+    """Raised if no sandboxed process can be started at present; the input is not the cause."""
 
 
 @dataclass(frozen=True, slots=True)

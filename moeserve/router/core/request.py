@@ -259,7 +259,7 @@ class Request(HeldSequence):
 
     def progress(self, done: int, now: float) -> PrefillProgress:
         """Returns the progress message for a prompt with `done` computed positions. Must be called only after the
-        prompt's first chunk was planned."""
+        prompt's first chunk was planned. now: monotonic seconds."""
         assert self.first_planned_at is not None
         return PrefillProgress(
             total=self.num_prompt,

@@ -161,7 +161,7 @@ class Scheduler:
             self._finish(request, "stop", completion_tokens, now=request.last_token_at)
 
     def step_result(self, result: StepResult, now: float) -> None:
-        """Takes the result of the oldest plan in flight. Raises ProtocolError if it belongs to another plan."""
+        """Takes the oldest plan's result. Raises ProtocolError if it is another's. now: monotonic seconds."""
         scheduled = self._in_flight.answered(result)
         self._batch.last_finished = scheduled.step
         self._batch.end_loads(self._memory.take_report(result.pages, now))
@@ -239,7 +239,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next plan; None if there is nothing to do or enough is in flight. The caller must send it,
-        because its rows count as written from here on."""
+        because its rows count as written from here on. now: monotonic seconds."""
         if self._closed is not None or not self._has_worker or not self._in_flight.has_room:
             return None
         if not self._open and not self._memory.has_work:

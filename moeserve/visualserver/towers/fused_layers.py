@@ -27,8 +27,8 @@ class FusedLayers:
         return w.is_narrow and all(w[name + ".weight"].dtype == w.dtype for name in names)
 
     def add_attention(self, at: str, x: Tensor, eps: float, turns: tuple[Tensor, Tensor] | None) -> None:
-        """x += attn_out(attention(attn_qkv(LayerNorm(x)))). x: float32 [patches, hidden]. turns: cos and sin of
-        the rotation by which q and k turn; None: they do not."""
+        """Computes x += attn_out(attention(attn_qkv(LayerNorm(x)))). x: float32 [patches, hidden]. turns: cos and sin
+        of the rotation by which q and k turn; None: they do not."""
         w, qkv = self._weights, at + "attn_qkv"
         y, rest = op.layer_norm(x, w[at + "ln1.weight"], w[at + "ln1.bias"], eps, w.dtype, is_exact=True)
         assert rest is not None, "is_exact"
@@ -43,7 +43,7 @@ class FusedLayers:
         op.add_product(x, w.wide_product(at + "attn_out", mixed), w.bias(at + "attn_out"))
 
     def add_perceptron(self, at: str, x: Tensor, eps: float, approximate: str, up: str, down: str) -> None:
-        """x += down(gelu(up(LayerNorm(x)))). up, down: the products' names."""
+        """Computes x += down(gelu(up(LayerNorm(x)))). up, down: the products' names."""
         w = self._weights
         y, _ = op.layer_norm(x, w[at + "ln2.weight"], w[at + "ln2.bias"], eps, w.dtype)
         wide = op.gelu(w.wide_product(at + up, y), w.bias(at + up), approximate, w.dtype)

@@ -59,7 +59,7 @@ class LayerNormTower(Tower):
             self.fuse()
 
     def fuse(self) -> None:
-        """From now on layers are computed by `FusedLayers` where it takes their products."""
+        """Lets `FusedLayers` compute the layers whose products it takes, from now on."""
         from moeserve.visualserver.towers.fused_layers import FusedLayers  # imports triton
 
         self._fused = FusedLayers(self.weights, self._sizes.heads, self._attention)

@@ -52,9 +52,9 @@ def _goes_on(progress: float) -> None:
 
 
 class Tower(ABC):
-    """Only the visual server's encoding thread uses a tower. On the CPU all numbers are float32, or the inputs of
-    products and attention in block floating point. On a GPU, products and attention take float16 and accumulate in
-    float32; the sums between them, and norms, stay float32."""
+    """A vision tower. Only the visual server's encoding thread uses it. On the CPU all numbers are float32, or the
+    inputs of products and attention in block floating point. On a GPU, products and attention take float16 and
+    accumulate in float32; the sums between them, and norms, stay float32."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from .wrong_slots import WrongSlots
 
 
 class StepEnd(NamedTuple):
-    """What a step adds to its result."""
+    """The failed rows and the counts that a step with weights on disk adds to its result."""
 
     failed_rows: dict[int, str]
     experts: ExpertDiskCounts | None  # since the step before; None: all experts are in memory

@@ -21,8 +21,8 @@ Number = bool | int | float
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """operation: one of OPERATIONS, or "argument" (constant: its index), "constant" (its value), "cast" (its
-    dtype)."""
+    """One step of an expression. operation: one of OPERATIONS, or "argument" (constant: its index), "constant" (its
+    value), "cast" (its dtype)."""
 
     operation: str
     operands: tuple[int, ...]  # numbers of earlier steps

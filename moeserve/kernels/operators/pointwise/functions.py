@@ -41,7 +41,7 @@ def maximum(x: Operand, y: Operand) -> Operand:
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Operand:
-    """x where the condition is true (not 0), else y."""
+    """Returns x where the condition is true (not 0), else y."""
     return apply("where", condition, x, y)
 
 
@@ -50,12 +50,13 @@ def sigmoid(x: Operand) -> Operand:
 
 
 def silu(x: Operand) -> Operand:
-    """x * sigmoid(x), with one division."""
+    """Returns x * sigmoid(x), with one division."""
     return x / (1.0 + exp(-1.0 * x))
 
 
 def tanh(x: Operand) -> Operand:
-    """tanh(x) from one exponential that cannot overflow. The absolute error is 1e-7 in float32, also for small x."""
+    """Returns tanh(x) from one exponential that cannot overflow. The absolute error is 1e-7 in float32, also for small
+    x."""
     e = exp(-2.0 * abs(x))
     y = (1.0 - e) / (1.0 + e)
     return where(x < 0, -y, y)

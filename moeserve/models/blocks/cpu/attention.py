@@ -29,7 +29,8 @@ def project_qkv(
     space: CpuWorkspace,
     adapters: LayerAdapters | None,
 ) -> None:
-    """Launches the products q, k and v of norm(x)."""
+    """Launches the products q, k and v of norm(x). eps: added to the mean square under the norm's root; n: rows of the
+    step."""
     read_residual(stream, w.norm, eps, n, space)
     outputs = [form.q, form.k, form.v][: len(shape.qkv_parts)]
     projected = [*outputs, space.gates[shape.gate_width]] if shape.gate_width else outputs
@@ -48,7 +49,8 @@ def store_kv(
     kv: KvLayer,
     batch: CpuBatch,
 ) -> None:
-    """Launches the operations that normalise and rotate q and k, and store k and v in the KV cache."""
+    """Launches the operations that normalise and rotate q and k, and store k and v in the KV cache. eps: added to the
+    mean square under the norm's root."""
     slots = batch.kv_slots
     if shape.window and batch.window_slots is not None:
         slots = batch.window_slots
@@ -72,7 +74,7 @@ def attend(
     space: CpuWorkspace,
     adapters: LayerAdapters | None,
 ) -> None:
-    """Launches the rest of the block, after `project_qkv`."""
+    """Launches the rest of the block, after `project_qkv`. eps: added to the mean square under the norm's root."""
     n, plan = batch.n, form.plans[shape.rule]
     if shape.window and batch.has_window_plan:
         plan = form.window_plan

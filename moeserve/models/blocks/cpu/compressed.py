@@ -63,7 +63,8 @@ class CompressedPlans:
 
     @property
     def kinds(self) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-        """For each plan, whether its rows choose entries, and whether keys are copied to their rings after the step."""
+        """Returns for each plan whether its rows choose entries, and whether keys are copied to their rings after the
+        step."""
         plans = self._plans.values()
         return tuple(plan.chooses for plan in plans), tuple(plan.copies_keys for plan in plans)
 
@@ -92,7 +93,8 @@ def project_compressed(
     n: int,
     space: CpuWorkspace,
 ) -> None:
-    """Launches the products of norm(x), and of the compressed q. w: a CpuCompressedAttention."""
+    """Launches the products of norm(x), and of the compressed q. w: a CpuCompressedAttention. eps: added to the mean
+    square under the norm's root; n: rows of the step."""
     s = space.compressed
     assert isinstance(w, CpuCompressedAttention)
     assert s is not None
@@ -123,8 +125,9 @@ def attend_compressed(
     space: CpuWorkspace,
     pending: Tensor | None,
 ) -> None:
-    """Launches the rest of the block, after `project_compressed`. w: a CpuCompressedAttention. plans: the step's plans.
-    pending: this layer's draft record, if rows may have drafts."""
+    """Launches the rest of the block, after `project_compressed`. w: a CpuCompressedAttention. plans: the step's
+    plans. pending: this layer's draft record, if rows may have drafts. eps: added to the mean square under the norm's
+    root."""
     assert isinstance(w, CpuCompressedAttention)
     assert plans is not None
     n, s, indexer, plan = batch.n, space.compressed, shape.indexer, plans.of(shape)

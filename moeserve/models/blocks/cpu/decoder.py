@@ -112,7 +112,8 @@ class CpuDecoder:
 
     @property
     def expert_token_counts(self) -> Tensor:
-        """int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start-up."""
+        """Returns int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since
+        start-up."""
         return self._layers.expert_counts[: len(self._weights.layers)]
 
     def plan_attention(
@@ -146,8 +147,8 @@ class CpuDecoder:
 
     @property
     def x(self) -> Tensor:
-        """float32 [max_tokens, hidden]: the residual stream after the last layer of `forward`, valid until the next
-        step."""
+        """Returns float32 [max_tokens, hidden]: the residual stream after the last layer of `forward`, valid until the
+        next step."""
         return self._space.x
 
     def begin(

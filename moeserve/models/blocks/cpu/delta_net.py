@@ -18,7 +18,8 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 
 
 def project_delta(stream: CpuStream, w: CpuDeltaNet, eps: float, n: int, space: CpuWorkspace) -> None:
-    """Launches the products qkv, z, b and a of norm(x)."""
+    """Launches the products qkv, z, b and a of norm(x). eps: added to the mean square under the norm's root; n: rows
+    of the step."""
     delta = space.delta
     assert delta is not None
     read_residual(stream, w.norm, eps, n, space)
@@ -42,7 +43,7 @@ def recur(
     pending: Tensor | None = None,
 ) -> None:
     """Launches the rest of the block, after `project_delta`. pending: this layer's draft record, if rows may have
-    drafts."""
+    drafts. eps: added to the mean square under the norm's root."""
     n, delta = batch.n, space.delta
     assert delta is not None
     assert batch.states is not None

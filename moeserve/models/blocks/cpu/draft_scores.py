@@ -36,8 +36,8 @@ def likeliest(
     softcap: float = 0.0,
 ) -> Scored:
     """Scores the first n rows of x, a batch of logits at a time, and waits. weight: the weight of the norm before the
-    head. matrix, product: the head, [vocab, hidden]. panels: int32, the panels of the head's rows to score; None:
-    all."""
+    head. matrix, product: the head, [vocab, hidden]. panels: int32, the panels of the head's rows to score; None: all.
+    eps: added to the mean square under the norm's root."""
     ids, probabilities, bytes_read = [], [], 0
     most = len(space.logits)
     for first in range(0, n, most):

@@ -37,7 +37,8 @@ def mix(
     index: int = 0,
 ) -> None:
     """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`.
-    token_ids: int32 [n]; disk: None if all experts are in RAM; index: the layer's index."""
+    token_ids: int32 [n]; disk: None if all experts are in RAM; index: the layer's index. eps: added to the mean square
+    under the norm's root."""
     if w.norm is not None:
         read_residual(stream, w.norm, eps, n, space)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
@@ -76,7 +77,8 @@ def feed_forward(
     *,
     add: bool,
 ) -> None:
-    """Launches the feed-forward of a layer without experts."""
+    """Launches the feed-forward of a layer without experts. eps: added to the mean square under the norm's root; n:
+    rows of the step."""
     if w.norm is not None:
         read_residual(stream, w.norm, eps, n, space)
     run_unrouted(stream, w.expert, shape, n, space, adapters, shape.parts, out, add=add)
@@ -96,7 +98,7 @@ def run_experts(
     disk: DiskLayer | None,
     y: Activations | None = None,
 ) -> None:
-    """Launches the experts that space.routing has chosen, on y; None: on space.y."""
+    """Launches the experts that space.routing has chosen, on y; None: on space.y. n: rows of the step."""
     e, b = w.experts, w.experts.biases
     stream.experts(
         e.gate, e.up, e.down, space.y if y is None else y, n, space.routing, space.h, expert_token_counts, out,
@@ -121,8 +123,9 @@ def run_unrouted(
     *,
     add: bool,
 ) -> None:
-    """Launches a feed-forward that all tokens pass through, down(activation(gate y, up y)), as a mixture of one expert.
-    If a shared expert has a gate of its own (`w.gate`), the result is multiplied by sigmoid(w.gate . y)."""
+    """Launches a feed-forward that all tokens pass through, down(activation(gate y, up y)), as a mixture of one
+    expert. If a shared expert has a gate of its own (`w.gate`), the result is multiplied by sigmoid(w.gate . y). n:
+    rows of the step."""
     e, routing, h = w.experts, space.unrouted_routing, space.unrouted_h[w.experts.gate.rows]
     stream.shared_gate(space.y, n, w.gate, routing)
     stream.experts(

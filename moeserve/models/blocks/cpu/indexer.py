@@ -19,7 +19,7 @@ from moeserve.models.loading.cpu_weights import CpuBlockIndexer, CpuIndexer
 
 
 def project_index(stream: CpuStream, w: CpuIndexer, y: Activations, n: int, space: IndexerWorkspace) -> None:
-    """Launches the indexer's products of y = norm(x)."""
+    """Launches the indexer's products of y = norm(x). n: rows of the step."""
     gates = [] if w.ape is None else [space.gates]
     stream.linear(y, n, w.inputs, [space.keys, space.weights, *gates])
 
@@ -59,7 +59,8 @@ def choose_blocks(
     batch: CpuBatch,
     space: IndexerWorkspace,
 ) -> None:
-    """Launches the storing of index keys in the KV cache and the choice, after the products of `w.inputs`."""
+    """Launches the storing of index keys in the KV cache and the choice, after the products of `w.inputs`. eps: added
+    to the mean square under the norm's root."""
     plan = form.plans[shape.rule]
     firsts, (cos, sin) = None, (form.cos, form.sin)
     if batch.first_positions is not None:

@@ -29,7 +29,8 @@ def project_latent(
     n: int,
     space: CpuWorkspace,
 ) -> None:
-    """Launches the products q and latent of norm(x)."""
+    """Launches the products q and latent of norm(x). eps: added to the mean square under the norm's root; n: rows of
+    the step."""
     s = space.latent
     assert s is not None
     read_residual(stream, w.norm, eps, n, space)

@@ -19,7 +19,7 @@ def make_inputs(
     stream: CpuStream, w: CpuLayerInputs, shape: ModelShape, token_ids: Tensor, n: int, space: CpuWorkspace
 ) -> None:
     """Launches the computation of all layers' inputs from x, which holds the embeddings. The projection is not divided
-    by sqrt(hidden), because the norm after it cancels such a factor (except for epsilon)."""
+    by sqrt(hidden), because the norm after it cancels such a factor (except for epsilon). n: rows of the step."""
     s, width = space.inputs, shape.layer_input_width
     assert s is not None
     stream.embed(w.table.table, w.table.ggml_type, token_ids, n, s.all, scale=width**0.5)
@@ -32,7 +32,8 @@ def make_inputs(
 def add_input(
     stream: CpuStream, w: CpuLayerInput, eps: float, factor: float, layer: int, n: int, space: CpuWorkspace
 ) -> None:
-    """Launches the addition of the layer's own input to x."""
+    """Launches the addition of the layer's own input to x. eps: added to the mean square under the norm's root; n:
+    rows of the step."""
     s, block = space.inputs, space.sandwich
     assert s is not None
     assert block is not None

@@ -97,13 +97,14 @@ class CpuLayers:
         return {index: forms[form] for index, form in of_layers.items() if form in forms}
 
     def forward(self, index: int, batch: CpuBatch) -> None:
-        """Launches one layer on the contents of x."""
+        """Launches one layer on the contents of x. index: of the layer, from 0."""
         self.project(index, batch.n, batch.adapters)
         self.mix_tokens(index, batch)
         self.feed_forward(index, batch)
 
     def project(self, index: int, n: int, adapters: AdapterRows | None) -> None:
-        """Launches the layer's products of norm(x), before tokens interact."""
+        """Launches the layer's products of norm(x), before tokens interact. n: rows of the step; index: of the layer,
+        from 0."""
         stream, space = self._stream, self._space
         w, mixer, eps = self.weights[index].mixer, self._shapes[index].mixer, self._shape.rms_eps
         if isinstance(mixer, AttentionShape):
@@ -121,7 +122,7 @@ class CpuLayers:
             multiply_mamba2(stream, beside, n, space)
 
     def mix_tokens(self, index: int, batch: CpuBatch) -> None:
-        """Launches the token mixer after `project`."""
+        """Launches the token mixer after `project`. index: of the layer, from 0."""
         stream, space = self._stream, self._space
         w, mixer, eps = self.weights[index].mixer, self._shapes[index].mixer, self._shape.rms_eps
         if isinstance(mixer, AttentionShape):
@@ -148,7 +149,7 @@ class CpuLayers:
         return None if self._adapters is None else self._adapters.layer(index, rows)
 
     def feed_forward(self, index: int, batch: CpuBatch) -> None:
-        """Launches the layer's feed-forward and adds its output to x."""
+        """Launches the layer's feed-forward and adds its output to x. index: of the layer, from 0."""
         w, eps, space, n = self.weights[index], self._shape.rms_eps, self._space, batch.n
         if w.ffn_output_norm is None:
             out, add = block_output(space)
@@ -191,7 +192,7 @@ class CpuLayers:
         return out
 
     def add_ngrams(self, index: int, batch: CpuBatch) -> None:
-        """Launches the addition of n-gram embeddings to x."""
+        """Launches the addition of n-gram embeddings to x. index: of the layer, from 0."""
         w = self._ngrams
         assert w is not None
         state, pending = self._ngram_state(index), self._pending_ngrams

@@ -100,7 +100,7 @@ class CpuAdapters:
             self._table(key.layer, key.part).set(number, key.expert, None, None)
 
     def layer(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
-        """Returns a layer's adapters for the step; None if no row uses one."""
+        """Returns a layer's adapters for the step; None if no row uses one. index: of the layer, from 0."""
         return None if rows is None else LayerAdapters(index, rows, self._tables, self._shrunk)
 
     def _table(self, layer: int, part: str) -> LoraTable:
@@ -126,7 +126,7 @@ class LayerAdapters:
     def add(
         self, stream: CpuStream, x: Activations, n: int, parts: Sequence[str], out: Sequence[Tensor]
     ) -> None:
-        """Launches the addition of the adapters' terms to the products `parts` of x."""
+        """Launches the addition of the adapters' terms to the products `parts` of x. n: rows of the step."""
         tables = [self._tables.get((self._layer, part)) for part in parts]
         if any(table is not None for table in tables):
             stream.lora(x, n, self._rows, tables, list(out[: len(parts)]), self._shrunk)
@@ -151,7 +151,7 @@ def project(
     add: bool = False,
 ) -> None:
     """Launches `CpuStream.linear`, and adds the adapters' terms for `parts`, which are the first matrices of the
-    group."""
+    group. n: rows of the step."""
     stream.linear(x, n, weights, out, add=add)
     if adapters is not None:
         adapters.add(stream, x, n, parts, out)

@@ -14,13 +14,13 @@ from moeserve.models.mamba2 import Mamba2Shape
 
 
 def project_mamba2(stream: CpuStream, w: CpuMamba2, eps: float, n: int, space: CpuWorkspace) -> None:
-    """Launches the product of norm(x)."""
+    """Launches the product of norm(x). eps: added to the mean square under the norm's root; n: rows of the step."""
     read_residual(stream, w.norm, eps, n, space)
     multiply_mamba2(stream, w, n, space)
 
 
 def multiply_mamba2(stream: CpuStream, w: CpuMamba2, n: int, space: CpuWorkspace) -> None:
-    """Launches the product of y, the norm of x."""
+    """Launches the product of y, the norm of x. n: rows of the step."""
     assert space.mamba2 is not None
     stream.linear(space.y, n, w.input, [space.mamba2.projected])
 

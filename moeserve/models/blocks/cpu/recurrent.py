@@ -19,7 +19,8 @@ from moeserve.models.short_conv import ShortConvShape
 def project_recurrent(
     stream: CpuStream, shape: Recurrence, w: CpuMixer, eps: float, n: int, space: CpuWorkspace
 ) -> None:
-    """Launches the mixer's products of norm(x), before tokens interact."""
+    """Launches the mixer's products of norm(x), before tokens interact. eps: added to the mean square under the norm's
+    root; n: rows of the step."""
     if isinstance(shape, Mamba2Shape):
         assert isinstance(w, CpuMamba2)
         project_mamba2(stream, w, eps, n, space)
@@ -42,7 +43,7 @@ def mix_recurrent(
     pending: Tensor | None,
 ) -> None:
     """Launches the rest of the mixer, after `project_recurrent`, and advances the states. pending: this layer's draft
-    record, if rows may have drafts."""
+    record, if rows may have drafts. eps: added to the mean square under the norm's root."""
     if isinstance(shape, Mamba2Shape):
         assert isinstance(w, CpuMamba2)
         recur_mamba2(stream, w, shape, state, batch, space, pending)

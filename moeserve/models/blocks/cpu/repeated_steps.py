@@ -34,7 +34,7 @@ MOST_SLOTS: Final = (1 << 31) - 1
 
 
 class PlanKinds(NamedTuple):
-    """What decides which operations a step's plans launch, of each plan by which rows choose keys."""
+    """The facts that decide which operations a step's plans launch: for each plan, which rows choose keys."""
 
     chooses: tuple[bool, ...]
     others: tuple[bool, ...]  # whether some rows attend to all keys, or keys are copied to their rings

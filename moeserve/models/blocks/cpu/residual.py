@@ -49,7 +49,7 @@ def norm_embeddings(stream: CpuStream, ones: Tensor, eps: float, n: int, space: 
 
 def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: CpuWorkspace) -> None:
     """Launches y = the input of a block, computed from x. With several streams, also launches the weights with which
-    the block's output is added."""
+    the block's output is added. eps: added to the mean square under the norm's root; n: rows of the step."""
     if isinstance(w, Tensor | CpuLayerNorm):
         norm(stream, w, eps, n, space.x, space.y)
         return
@@ -84,8 +84,8 @@ def read_ahead(
     weights: Tensor,
 ) -> None:  # fmt: skip
     """Launches out = the input that a later block would compute from x as it is now, between `read_residual` and
-    `add_block` of another block. weights: a buffer for the weights of that later block's output, which nothing
-    reads."""
+    `add_block` of another block. weights: a buffer for the weights of that later block's output, which nothing reads.
+    eps: added to the mean square under the norm's root; n: rows of the step."""
     if isinstance(w, CpuSinkhornMix):
         assert isinstance(space.streams, SinkhornWorkspace)
         _read_mixed(stream, w, eps, n, space, out, space.streams.products, None, weights)
@@ -96,7 +96,8 @@ def read_ahead(
 def read_for_head(
     stream: CpuStream, w: CpuInput, eps: float, rows: Tensor, space: CpuWorkspace, out: Activations
 ) -> None:
-    """Launches out = the input of the head for these rows of x. rows: int32 [m]."""
+    """Launches out = the input of the head for these rows of x. rows: int32 [m]. eps: added to the mean square under
+    the norm's root."""
     if isinstance(w, Tensor | CpuLayerNorm | CpuStreamMean):
         norm(stream, w, eps, len(rows), space.x, out, rows)
         return
@@ -122,7 +123,8 @@ def norm(
     rows: Tensor | None = None,
 ) -> None:
     """Launches out = norm(x) for the first n rows, or for `rows`. With several streams, it is the norm of their mean.
-    x: float32 [any, hidden], or [any, streams * hidden]. rows: int32 [n]."""
+    x: float32 [any, hidden], or [any, streams * hidden]. rows: int32 [n]. eps: added to the mean square under the
+    norm's root."""
     if isinstance(w, CpuStreamMean):
         stream.read_streams(None, x, rows, None, w.norm, eps, n, out, None)
     elif isinstance(w, CpuLayerNorm):
@@ -182,7 +184,7 @@ def add_product(stream: CpuStream, a: Activations, n: int, matrix: LinearGroup, 
 
 
 def add_block(stream: CpuStream, n: int, space: CpuWorkspace) -> None:
-    """Launches the rest of the addition of a block's output to x."""
+    """Launches the rest of the addition of a block's output to x. n: rows of the step."""
     if isinstance(space.streams, AttendedWorkspace):
         reading = space.streams.reading
         assert reading is not None

@@ -32,7 +32,8 @@ def mix_parts(
     index: int,
 ) -> Tensor:
     """Launches both parts. Returns the tensor with the sum. expert_token_counts: int64 [2, experts], see
-    `CpuStream.experts`. disk, index: see `mix`."""
+    `CpuStream.experts`. disk, index: see `mix`. eps: added to the mean square under the norm's root; n: rows of the
+    step."""
     s = space.sandwich
     assert s is not None
     assert w.shared is not None

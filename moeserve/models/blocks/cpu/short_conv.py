@@ -12,7 +12,7 @@ from moeserve.models.loading.cpu_weights import CpuShortConv
 
 
 def project_short_conv(stream: CpuStream, w: CpuShortConv, eps: float, n: int, space: CpuWorkspace) -> None:
-    """Launches the product of norm(x)."""
+    """Launches the product of norm(x). eps: added to the mean square under the norm's root; n: rows of the step."""
     assert space.short_conv is not None
     read_residual(stream, w.norm, eps, n, space)
     stream.linear(space.y, n, w.input, [space.short_conv.projected])

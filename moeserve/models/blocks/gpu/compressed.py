@@ -61,7 +61,8 @@ class GpuCompressedAttentionBlock:
         batch: GpuBatch,
         s: GpuWorkspace,
     ) -> None:
-        """Launches a layer's attention. Reads s.y, the norm of x; writes the block's output to s.output."""
+        """Launches a layer's attention. Reads s.y, the norm of x; writes the block's output to s.output. index: of the
+        layer, from 0."""
         count, space, form, keys = batch.count, s.compressed, self._forms[shape.form], self._keys[index]
         assert space is not None
         assert keys is not None

@@ -187,7 +187,7 @@ class GpuDecoder:
 
     @property
     def expert_token_counts(self) -> Tensor:
-        """int64 [layers, experts] on the device: tokens routed to each expert since start-up."""
+        """Returns int64 [layers, experts] on the device: tokens routed to each expert since start-up."""
         return self._ffn.expert_token_counts
 
     def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
@@ -240,7 +240,8 @@ class GpuDecoder:
         look_up(self._ngrams, shape, tokens, previous, space)
 
     def clear_ngrams(self, size: int) -> None:
-        """Like `place_ngrams`, with zeros, for a dummy step. Does nothing for a model without a `table`."""
+        """Places zeros as n-gram embeddings, for a dummy step, as `place_ngrams` places real ones. Does nothing for a
+        model without a `table`."""
         space = self._spaces[size].ngrams
         if space is not None:
             space.embedded.zero_()
@@ -367,7 +368,7 @@ class GpuDecoder:
 
     @property
     def on_gpu(self) -> Tensor:
-        """bool [layers, experts], on the CPU: the experts that are in GPU memory."""
+        """Returns bool [layers, experts], on the CPU: the experts that are in GPU memory."""
         everywhere = torch.ones(self.shape.num_experts, dtype=torch.bool)
         maps = [layer.expert_map for layer in self._weights.layers]
         return torch.stack([everywhere if m is None else (m >= 0).cpu() for m in maps])

@@ -35,8 +35,9 @@ def recur(
     s: GpuWorkspace,
     records: Tensor | None = None,
 ) -> None:
-    """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences'
-    states. records: where drafts' state changes are recorded, see `recurrent_rule`."""
+    """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences' states.
+    records: where drafts' state changes are recorded, see `recurrent_rule`. eps: added to the mean square under the
+    norm's root; count: int32 [1] on the device, the number of valid rows."""
     heads, delta = shape.heads, s.delta
     assert delta is not None
     out = delta.out

@@ -27,7 +27,8 @@ def takes_dense_products(w: GpuExperts, s: GpuWorkspace) -> bool:
 def multiply_dense(
     expert: GpuSharedExpert, s: GpuWorkspace, count: Tensor, out: Tensor, form: GatedForm
 ) -> None:
-    """Launches out [rows, hidden] = down(gated(gate y, up y)) with y from the workspace."""
+    """Launches out [rows, hidden] = down(gated(gate y, up y)) with y from the workspace. count: int32 [1] on the
+    device, the number of valid rows."""
     w = expert.experts
     width = w.gate.rows
     assert s.dense_products is not None

@@ -199,7 +199,7 @@ class GpuDraftingBlock(ABC):
         torch.index_select(self._kept.states, 0, self.chain.req_slots[:size], out=self._chain_states[:size])
 
     def begin_after_step(self, size: int, step: SampledStep) -> None:
-        """Like `begin`, after a step whose tokens the host need not know; completes the rows of the uploaded
+        """Begins like `begin`, after a step whose tokens the host need not know; completes the rows of the uploaded
         `chain`, and keeps their requests' states."""
         c = self.chain
         states = self._chain_states[:size]
@@ -241,7 +241,8 @@ class GpuDraftingBlock(ABC):
         draft_of(head.logits, count, self._chosen, rows, scored, self._matrices.ids)
 
     def place_drafts(self, ids: Tensor, count: Tensor) -> None:
-        """Launches the last chain's drafts as a step's tokens; see `kernels.next_token.op.place_drafts`."""
+        """Launches the last chain's drafts as a step's tokens; see `kernels.next_token.op.place_drafts`. count: int32
+        [1] on the device, the number of valid rows."""
         place_drafts(ids, count, self.chain.rows, self.chain.least)
 
     def logits(self, size: int) -> Tensor:

@@ -66,7 +66,7 @@ class ExpertRun(NamedTuple):
 
     def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
         """Launches the experts. adds: whether, with few rows, the results are added to the present contents of
-        `parts`."""
+        `parts`. count: int32 [1] on the device, the number of valid rows."""
         down, matrices, of_down = self.experts.down, self._gate_and_up, self._down
         bias = None if self.experts.biases is None else self.experts.biases[2]
         y, h, b, options = self.y, self.h, self.blocks, self.options

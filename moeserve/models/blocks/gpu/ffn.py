@@ -87,7 +87,7 @@ class GpuFfnBlock:
         self, index: int, s: GpuWorkspace, batch: GpuBatch, adapters: LayerAdapters | None = None
     ) -> None:
         """Launches a layer's feed-forward, and the product of its own input, if it has one. Reads s.x and s.output
-        (attention's output). `outputs.pending` has the result."""
+        (attention's output). `outputs.pending` has the result. index: of the layer, from 0."""
         count = batch.count
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
@@ -168,8 +168,9 @@ class GpuFfnBlock:
         rows: Tensor | None,
         exact: Tensor | None = None,
     ) -> None:
-        """Launches x += the pending output of layer `index`, then y = norm(x), or y = x if the weight has no norm. With
-        `rows`, only for these rows, and x stays unchanged. exact: `GpuFfnInputs.exact` of the next layer."""
+        """Launches x += the pending output of layer `index`, then y = norm(x), or y = x if the weight has no norm.
+        With `rows`, only for these rows, and x stays unchanged. exact: `GpuFfnInputs.exact` of the next layer. count:
+        int32 [1] on the device, the number of valid rows."""
         if isinstance(weight, GpuStreams):
             assert rows is None  # the head reads streams that are complete
             self.inputs.read_streams(weight, self.outputs.pending(index, s), s, count, y, exact)
@@ -210,7 +211,8 @@ class GpuFfnBlock:
         sandwich_sum(s.x, dense, *pending, rows, count, norms, gain, self._eps, y)
 
     def complete(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches x += the pending output of layer `index`, where x is a residual of several streams."""
+        """Launches x += the pending output of layer `index`, where x is a residual of several streams. count: int32
+        [1] on the device, the number of valid rows."""
         assert s.streams is not None
         add_block(s.x, self.outputs.pending(index, s), s.streams, count)
 

@@ -37,19 +37,19 @@ class GpuFfnInputs:
 
     def fuses_router_norm(self, index: int, s: GpuWorkspace) -> bool:
         """Returns whether the norm before the router and the router are one kernel; then the next norm adds the
-        attention's output."""
+        attention's output. index: of the layer, from 0."""
         ffn = self._layers[index]
         if not isinstance(ffn, GpuMoe) or ffn.sandwich is not None or not s.is_small_batch:
             return False
         return isinstance(ffn.norm, Tensor) and not ffn.router.first.quantised
 
     def leaves_attended(self, index: int, s: GpuWorkspace) -> bool:
-        """Returns whether the next norm adds the attention's output."""
+        """Returns whether the next norm adds the attention's output. index: of the layer, from 0."""
         return self._shapes[index].is_parallel or self.fuses_router_norm(index, s)
 
     def exact(self, index: int, s: GpuWorkspace) -> Tensor | None:
         """Returns the buffer into which the norm before the layer also writes its result in float32, for the
-        feed-forward of a parallel layer; None if it need not."""
+        feed-forward of a parallel layer; None if it need not. index: of the layer, from 0."""
         return s.router_input if self._shapes[index].is_parallel and s.router_input is not s.y.x else None
 
     def sandwich(self, index: int) -> SandwichNorms | None:
@@ -60,7 +60,7 @@ class GpuFfnInputs:
         return None if norms is None else norms.parts
 
     def of_experts(self, index: int, s: GpuWorkspace) -> GpuActivations:
-        """Returns the activations that the routed experts read."""
+        """Returns the activations that the routed experts read. index: of the layer, from 0."""
         if not self.has_own(index):
             return s.y
         if s.latent_experts is not None:
@@ -69,7 +69,7 @@ class GpuFfnInputs:
         return s.experts_input
 
     def has_own(self, index: int) -> bool:
-        """True if the routed experts read another input than the shared feed-forward."""
+        """True if the routed experts read another input than the shared feed-forward. index: of the layer, from 0."""
         moe = self._shapes[index].moe
         return self.part_norms(index) is not None or (
             moe is not None and (moe.weighs_input or moe.latent > 0)
@@ -77,7 +77,8 @@ class GpuFfnInputs:
 
     def norm(self, index: int, weight: GpuInput, s: GpuWorkspace, count: Tensor) -> None:
         """Launches y = norm(x + the attention's output); with a residual of several streams, y = the feed-forward's
-        reading of the streams."""
+        reading of the streams. index: of the layer, from 0; count: int32 [1] on the device, the number of valid
+        rows."""
         exact, norms = None if s.router_input is s.y.x else s.router_input, self.sandwich(index)
         if isinstance(weight, GpuStreams):
             mixed = PendingSum(s.output, None, None, None)
@@ -97,12 +98,14 @@ class GpuFfnInputs:
         y: GpuActivations,
         exact: Tensor | None,
     ) -> None:
-        """Launches x += pending, and y = a block's reading of the residual's streams."""
+        """Launches x += pending, and y = a block's reading of the residual's streams. count: int32 [1] on the device,
+        the number of valid rows."""
         assert s.streams is not None
         read_streams(w, self._eps, s.x, pending, None, count, s.streams, y, exact, s.dense)
 
     def router(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches the norm, and the router's logits."""
+        """Launches the norm, and the router's logits. index: of the layer, from 0; count: int32 [1] on the device, the
+        number of valid rows."""
         y, router = s.y, moe.router
         if self.fuses_router_norm(index, s):
             assert isinstance(moe.norm, Tensor)

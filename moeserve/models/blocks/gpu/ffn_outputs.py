@@ -42,14 +42,15 @@ class FfnOutputs:
         self._eps = eps
 
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
-        """Returns what is still to be added to the residual for the layer: the product of its own input, if it has one,
-        else the feed-forward's output."""
+        """Returns what is still to be added to the residual for the layer: the product of its own input, if it has
+        one, else the feed-forward's output. index: of the layer, from 0."""
         if self._own_inputs[index] is not None:
             return PendingSum(s.output, None, None, None)
         return self.pending_ffn(index, s)
 
     def pending_ffn(self, index: int, s: GpuWorkspace) -> PendingSum:
-        """Returns what is still to be added to the residual for the layer's feed-forward."""
+        """Returns what is still to be added to the residual for the layer's feed-forward. index: of the layer, from
+        0."""
         routes, is_shared = self.routes(index, s), self._ram.is_shared(index)
         is_added = self._sums.sums_ffn(index)  # summed over the GPUs, this one's pool included
         if self._is_latent(index):
@@ -65,7 +66,8 @@ class FfnOutputs:
         return PendingSum(parts, routes.weights, self.ids_here(index, routes), pool_sum)
 
     def latent_parts(self, index: int, s: GpuWorkspace) -> PendingSum:
-        """Returns the outputs of the latent experts on the GPU, as wide as their input."""
+        """Returns the outputs of the latent experts on the GPU, as wide as their input. index: of the layer, from
+        0."""
         assert s.latent_experts is not None
         if not self.has_routed_parts(index):
             return PendingSum(None, None, None, None)
@@ -99,21 +101,23 @@ class FfnOutputs:
         return PendingSum(routes.parts[:, :top_k], routes.weights[:, :top_k], ids, pool_sum)
 
     def after_norms(self, index: int, s: GpuWorkspace, pending: Tensor) -> Tensor:
-        """Returns the layer's change of x, for an observer: float32 [rows, hidden], CPU. pending: sum of `pending`."""
+        """Returns the layer's change of x, for an observer: float32 [rows, hidden], CPU. pending: sum of `pending`.
+        index: of the layer, from 0."""
         if (norms := self._inputs.sandwich(index)) is None:
             return pending
         return added_after_norms(s.x, self.unrouted_part(index, s)[:, 0], pending, norms, self._eps)
 
     def around_own_input(self, index: int, s: GpuWorkspace, change: Tensor) -> tuple[Tensor, Tensor] | None:
         """Returns the residual after attention and the layer's change of it, for an observer; None for a layer without
-        an input of its own. change: the feed-forward's part of it, from `after_norms`."""
+        an input of its own. change: the feed-forward's part of it, from `after_norms`. index: of the layer, from 0."""
         if (own := self._own_inputs[index]) is None:
             return None
         projected = s.output.view(s.rows, -1).cpu().float()
         return around_own_input(s.x, change, projected, own.post_norms, self._eps)
 
     def routing(self, index: int, s: GpuWorkspace) -> LayerRouting | None:
-        """Returns the routing of the layer's rows, for an observer; None for a layer without experts."""
+        """Returns the routing of the layer's rows, for an observer; None for a layer without experts. index: of the
+        layer, from 0."""
         routes, moe = self.routes(index, s), self._shapes[index].moe
         if moe is None:
             return None
@@ -123,7 +127,8 @@ class FfnOutputs:
 
     def sum_over_gpus(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """Launches the sum of the layer's output over the GPUs, if it is divided among them. In a large batch it is
-        left in s.output, after attention's output was added to x."""
+        left in s.output, after attention's output was added to x. index: of the layer, from 0; count: int32 [1] on the
+        device, the number of valid rows."""
         if not self._sums.sums_ffn(index):
             return
         routes = self.routes(index, s)
@@ -138,7 +143,7 @@ class FfnOutputs:
         self._sums.add_ffn(index, total)
 
     def routes(self, index: int, s: GpuWorkspace) -> Routes:
-        """Returns the buffers of the layer's routes."""
+        """Returns the buffers of the layer's routes. index: of the layer, from 0."""
         return s.routes[self._shapes[index].num_parts]
 
     def ids_here(self, index: int, routes: Routes) -> Tensor:
@@ -146,7 +151,8 @@ class FfnOutputs:
         return routes.local_expert_ids if self._has_expert_map[index] else routes.expert_ids
 
     def unrouted_part(self, index: int, s: GpuWorkspace) -> Tensor:
-        """Returns [rows, 1, hidden]: the output buffer of the feed-forward that all tokens pass."""
+        """Returns [rows, 1, hidden]: the output buffer of the feed-forward that all tokens pass. index: of the layer,
+        from 0."""
         routes, at = self.routes(index, s), self._shapes[index].num_routes
         if self._is_latent(index):
             return routes.parts
@@ -156,7 +162,7 @@ class FfnOutputs:
         return routes.parts if self._inputs.part_norms(index) is None else s.output
 
     def unrouted_route(self, index: int, s: GpuWorkspace) -> tuple[Tensor, Tensor]:
-        """Returns the ids and weights of that feed-forward's route, [rows, 1] each."""
+        """Returns the ids and weights of that feed-forward's route, [rows, 1] each. index: of the layer, from 0."""
         if self._is_latent(index):
             assert s.latent_experts is not None
             return s.latent_experts.shared_ids, s.latent_experts.shared_weights
@@ -164,13 +170,14 @@ class FfnOutputs:
         return self.ids_here(index, routes)[:, at : at + 1], routes.weights[:, at : at + 1]
 
     def adds_unrouted(self, index: int) -> bool:
-        """Returns whether that feed-forward's output is added, with few rows, to what is in its buffer."""
+        """Returns whether that feed-forward's output is added, with few rows, to what is in its buffer. index: of the
+        layer, from 0."""
         if self._is_latent(index):
             return True
         return self.has_routed_parts(index) and self._inputs.part_norms(index) is None
 
     def has_routed_parts(self, index: int) -> bool:
-        """Returns whether routed experts are here, or were streamed in this step."""
+        """Returns whether routed experts are here, or were streamed in this step. index: of the layer, from 0."""
         ffn = self._layers[index]
         return isinstance(ffn, GpuMoe) and (ffn.experts is not None or self._ram.streamed[index] > 0)
 

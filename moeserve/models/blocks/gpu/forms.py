@@ -33,7 +33,8 @@ class GpuForm:
 def forms_of(
     model: ModelShape, length: int, device: torch.device, rope_factors: Tensor | None
 ) -> dict[AttentionForm, GpuForm]:
-    """length: number of positions. rope_factors: on the CPU, see `rope_tables`."""
+    """Returns the angle tables of each attention form, on the device. length: number of positions. rope_factors: on
+    the CPU, see `rope_tables`."""
     forms: dict[AttentionForm, GpuForm] = {}
     sections = None
     if model.rope_sections is not None:

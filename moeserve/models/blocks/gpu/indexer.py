@@ -74,8 +74,9 @@ def choose_blocks(
     s: GpuWorkspace,
     space: IndexerWorkspace,
 ) -> None:
-    """Launches an indexer of blocks: stores the rows' index keys and chooses the blocks of keys that each row
-    attends to. Reads s.y, the layer's input. Writes `space.chosen` and `space.lasts`."""
+    """Launches an indexer of blocks: stores the rows' index keys and chooses the blocks of keys that each row attends
+    to. Reads s.y, the layer's input. Writes `space.chosen` and `space.lasts`. eps: added to the mean square under the
+    norm's root."""
     assert kv.index_keys is not None
     count, rule = batch.count, shape.rule
     q, keys = multiply_all(w.inputs, [shape.q_width, shape.dim], s.y, count, space.projected, s.dense)

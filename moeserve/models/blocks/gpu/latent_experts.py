@@ -14,7 +14,8 @@ from moeserve.models.loading.gpu_weights import GpuMoe
 
 
 def project_in(w: GpuMoe, count: Tensor, s: GpuWorkspace) -> None:
-    """Launches the product that the experts read. Reads s.y."""
+    """Launches the product that the experts read. Reads s.y. count: int32 [1] on the device, the number of valid
+    rows."""
     space = s.latent_experts
     assert space is not None
     into, _ = w.latent
@@ -26,9 +27,10 @@ def project_in(w: GpuMoe, count: Tensor, s: GpuWorkspace) -> None:
 def project_back(
     w: GpuMoe, experts: PendingSum, count: Tensor, s: GpuWorkspace, out: Tensor, eps: float
 ) -> None:
-    """Launches out = back(the sum of all experts' outputs), or of the norm of the sum, which has this epsilon. experts:
-    the outputs of the experts on the GPU. The workspace's `sum` has the sum of the experts in RAM, and afterwards the
-    sum of all."""
+    """Launches out = back(the sum of all experts' outputs), or of the norm of the sum, which has this epsilon.
+    experts: the outputs of the experts on the GPU. The workspace's `sum` has the sum of the experts in RAM, and
+    afterwards the sum of all. eps: added to the mean square under the norm's root; count: int32 [1] on the device, the
+    number of valid rows."""
     space = s.latent_experts
     assert space is not None
     _, back = w.latent

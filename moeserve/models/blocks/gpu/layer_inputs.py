@@ -16,9 +16,9 @@ from moeserve.models.loading.gpu_weights import GpuLayerInput, GpuLayerInputs, p
 def make_inputs(
     w: GpuLayerInputs, shape: ModelShape, token_ids: Tensor, count: Tensor, s: GpuWorkspace
 ) -> None:
-    """Launches the computation of all layers' inputs from x, which holds the embeddings. Rows whose embeddings take the
-    place of tokens get the inputs of token 0, the padding token. The projection is not divided by sqrt(hidden), because
-    its norm cancels that (except for epsilon)."""
+    """Launches the computation of all layers' inputs from x, which holds the embeddings. Rows whose embeddings take
+    the place of tokens get the inputs of token 0, the padding token. The projection is not divided by sqrt(hidden),
+    because its norm cancels that (except for epsilon). count: int32 [1] on the device, the number of valid rows."""
     space, width, y = s.layer_inputs, shape.layer_input_width, s.y
     assert space is not None
     table = w.table
@@ -29,8 +29,8 @@ def make_inputs(
 
 
 def project_input(w: GpuLayerInput, layer: int, count: Tensor, s: GpuWorkspace) -> None:
-    """Launches s.output = the product of the layer's input after its gate. Reads s.y, which is x as
-    activations."""
+    """Launches s.output = the product of the layer's input after its gate. Reads s.y, which is x as activations.
+    count: int32 [1] on the device, the number of valid rows."""
     space = s.layer_inputs
     assert space is not None
     multiply(w.gate, s.y, count, space.gate, s.dense)

@@ -80,7 +80,8 @@ class GpuLayers:
         self._taps = taps
 
     def forward(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
-        """Launches one layer. It reads s.x plus the output that the previous layer has left to be added."""
+        """Launches one layer. It reads s.x plus the output that the previous layer has left to be added. index: of the
+        layer, from 0."""
         layer = self._layers[index]
         adapters = self._adapters_of(index, batch, s)
         if layer.ngrams is not None:
@@ -141,13 +142,15 @@ class GpuLayers:
         return self._kv[index if mixer.kv_from is None else mixer.kv_from - self._first_layer]
 
     def norm_first(self, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches y = norm of x, as the first layer reads it."""
+        """Launches y = norm of x, as the first layer reads it. count: int32 [1] on the device, the number of valid
+        rows."""
         mixer = self._layers[0].mixer
         assert mixer is not None
         self._add_and_norm(0, s, mixer.norm, count)
 
     def store(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
-        """Launches only the keys and values of an attention layer. Reads s.y, the norm of x."""
+        """Launches only the keys and values of an attention layer. Reads s.y, the norm of x. index: of the layer, from
+        0."""
         w, mixer = self._layers[index].mixer, self._shape.layers[self._first_layer + index].mixer
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, GpuAttention)
@@ -195,7 +198,8 @@ class GpuLayers:
             self._ffn.add_and_norm(index - 1, s, weight, count, y, None, exact)
 
     def show(self, index: int, s: GpuWorkspace, observer: LayerObserver) -> None:
-        """Shows a layer to the observer. Sums are computed on the CPU, because all GPU memory is planned."""
+        """Shows a layer to the observer. Sums are computed on the CPU, because all GPU memory is planned. index: of
+        the layer, from 0."""
         parts, weights, ids, pool_sum = self._ffn.outputs.pending_ffn(index, s)
         output = torch.zeros(s.rows, self._shape.hidden_size) if pool_sum is None else pool_sum.cpu()
         if parts is not None:

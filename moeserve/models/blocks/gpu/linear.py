@@ -36,7 +36,8 @@ NO_WORKSPACE = DenseWorkspace(None, None)
 def dense_workspace(
     views: dict[str, Tensor], unpack_scratch: UnpackScratch | None, floats: torch.dtype
 ) -> DenseWorkspace:
-    """views: the step's buffers. floats: dtype that the tensor cores multiply."""
+    """Returns the workspace of dense products. views: the step's buffers. floats: dtype that the tensor cores
+    multiply."""
     gathered = activations(views, "gathered") if "gathered" in views else None
     if "integer_y" not in views or floats != torch.bfloat16:
         return DenseWorkspace(unpack_scratch, None, gathered)
@@ -66,8 +67,8 @@ def multiply(
 def in_order(
     x: GpuActivations, order: Tensor, count: Tensor, space: DenseWorkspace, ids: Tensor | None = None
 ) -> GpuActivations:
-    """Launches the gathering of x's columns, by row or, with ids, by route: `gather_columns`. The result is valid until
-    the next call."""
+    """Launches the gathering of x's columns, by row or, with ids, by route: `gather_columns`. The result is valid
+    until the next call. count: int32 [1] on the device, the number of valid rows."""
     assert x.x is not None
     assert space.gathered is not None
     rows, cols = x.x.shape
@@ -112,8 +113,8 @@ def multiply_all(
     out: Tensor,
     space: DenseWorkspace = NO_WORKSPACE,
 ) -> list[Tensor]:
-    """Launches the products of x [n, cols] with the matrices. Returns them split into [n, width] for each of
-    `widths`: views of `out`, a flat buffer with room for all."""
+    """Launches the products of x [n, cols] with the matrices. Returns them split into [n, width] for each of `widths`:
+    views of `out`, a flat buffer with room for all. count: int32 [1] on the device, the number of valid rows."""
     n = rows_of(x)
     pieces: list[Tensor] = []
     at = 0

@@ -50,7 +50,7 @@ class GpuAdapterMatrices:
 
 
 class GpuAdapterRows(NamedTuple):
-    """Which adapter each row of a step uses."""
+    """Says which adapter each row of a step uses."""
 
     slots: Tensor  # int32 [rows] on the device; -1: none
     scope: AdapterScope  # the products that are launched

@@ -22,8 +22,8 @@ def recur_mamba2(
     count: Tensor,
     s: GpuWorkspace,
 ) -> None:
-    """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences'
-    states."""
+    """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences' states.
+    count: int32 [1] on the device, the number of valid rows."""
     heads, space, p = shape.heads, s.mamba2, w.parameters
     assert space is not None
     out = space.out

@@ -36,8 +36,8 @@ def look_up(w: GpuNgrams, shape: NgramShape, tokens: Int32s, previous: Int32s, s
 def add_ngrams(
     w: GpuNgrams, model: ModelShape, state: StateLayer, rows: GpuStateRows, count: Tensor, s: GpuWorkspace
 ) -> None:
-    """Launches s.x += the n-gram embeddings that `look_up` has placed, and advances the sequences' states. state:
-    the convolution's."""
+    """Launches s.x += the n-gram embeddings that `look_up` has placed, and advances the sequences' states. state: the
+    convolution's. count: int32 [1] on the device, the number of valid rows."""
     space, shape = s.ngrams, model.ngrams
     assert space is not None
     assert shape is not None

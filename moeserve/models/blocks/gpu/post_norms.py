@@ -10,9 +10,9 @@ from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 
 
 def added_after_norms(x: Tensor, dense: Tensor, rest: Tensor, norms: SandwichNorms, eps: float) -> Tensor:
-    """Returns what a layer adds to x, float32 [rows, hidden] on the CPU. dense: output of the feed-forward that
-    all tokens pass, used only if parts have norms of their own. rest: the sum of the other parts, or else of
-    all parts."""
+    """Returns what a layer adds to x, float32 [rows, hidden] on the CPU. dense: output of the feed-forward that all
+    tokens pass, used only if parts have norms of their own. rest: the sum of the other parts, or else of all parts.
+    eps: added to the mean square under the norm's root."""
     x, factor = x.cpu(), torch.ones(1) if norms.factor is None else norms.factor.cpu()
     if norms.parts is None:
         post_eps = eps if norms.post_norm_eps is None else norms.post_norm_eps
@@ -30,6 +30,6 @@ def around_own_input(
 ) -> tuple[Tensor, Tensor]:
     """Returns the residual after attention, and the sum of what the layer's feed-forward and its own input add to it:
     float32 [rows, hidden] each, on the CPU. x: the residual after the feed-forward, which changed it by `change`.
-    projected: what the layer adds after `norms`."""
+    projected: what the layer adds after `norms`. eps: added to the mean square under the norm's root."""
     before = x.cpu() - change
     return before, change + added_after_norms(x, projected, projected, norms, eps)

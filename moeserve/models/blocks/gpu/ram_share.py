@@ -38,11 +38,11 @@ class RamShare:
         self.pool_works = False
 
     def is_shared(self, index: int) -> bool:
-        """Returns whether some experts of the layer are in RAM."""
+        """Returns whether some experts of the layer are in RAM. index: of the layer, from 0."""
         return self._num_in_ram[index] > 0
 
     def computes(self, index: int) -> bool:
-        """Returns whether the pool takes part in the layer of the current step."""
+        """Returns whether the pool takes part in the layer of the current step. index: of the layer, from 0."""
         return self.pool_works and self.is_shared(index)
 
     def streams(self, batch: GpuBatch) -> bool:

@@ -25,8 +25,9 @@ def mix_recurrent(
     s: GpuWorkspace,
     records: Tensor | None,
 ) -> None:
-    """Launches the mixer. Reads s.y, the norm of x; writes s.output and advances the sequences' states. records:
-    where the layer's drafts record their state changes; None: the engine has no drafts."""
+    """Launches the mixer. Reads s.y, the norm of x; writes s.output and advances the sequences' states. records: where
+    the layer's drafts record their state changes; None: the engine has no drafts. eps: added to the mean square under
+    the norm's root; count: int32 [1] on the device, the number of valid rows."""
     if isinstance(shape, Mamba2Shape):
         assert isinstance(w, GpuMamba2)
         recur_mamba2(shape, w, state, rows, count, s)

@@ -32,7 +32,8 @@ from moeserve.models.loading.gpu_inputs import (
 
 def add_block(x: Tensor, pending: PendingSum, space: StreamsWorkspace, count: Tensor) -> None:
     """Launches x += the output of the block that last read the streams. Call it only if no later block reads the
-    streams; otherwise that block's reading adds the output."""
+    streams; otherwise that block's reading adds the output. count: int32 [1] on the device, the number of valid
+    rows."""
     if isinstance(space, AttendedWorkspace):
         attended_op.add_block(x, _placed_block(pending, space), count)
     elif isinstance(space, SinkhornWorkspace):
@@ -55,7 +56,8 @@ def read_streams(
 ) -> None:
     """Launches x += the previous block's pending output, if any, and y = the next block's input, computed from x's
     streams. Leaves the weights for that block's output in the workspace. rows: int32, the rows that the head reads;
-    None: all. exact: float32 [rows, hidden], receives y unrounded."""
+    None: all. exact: float32 [rows, hidden], receives y unrounded. eps: added to the mean square under the norm's
+    root; count: int32 [1] on the device, the number of valid rows."""
     if isinstance(w, GpuStreamMean):
         assert pending is None  # the head reads streams that are complete
         read_mixed(None, x, rows, None, w.norm, eps, count, y, exact, None)

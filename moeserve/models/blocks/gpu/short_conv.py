@@ -21,8 +21,8 @@ def convolve(
     count: Tensor,
     s: GpuWorkspace,
 ) -> None:
-    """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences'
-    states."""
+    """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences' states.
+    count: int32 [1] on the device, the number of valid rows."""
     assert s.short_conv is not None
     out = s.short_conv
     (projected,) = multiply_all([w.input], [shape.input_width], s.y, count, s.projected, s.dense)

@@ -43,8 +43,8 @@ class Stage:
 
     @property
     def inbox(self) -> Tensor:
-        """float32 [rows, hidden]: on the first rank, a step's rows after all layers; on others, the input of their
-        layers."""
+        """Returns float32 [rows, hidden]: on the first rank, a step's rows after all layers; on others, the input of
+        their layers."""
         return self._link.inbox
 
     @property

@@ -38,7 +38,7 @@ class GpuStateDrafts:
         self._layer_first = torch.tensor(firsts, dtype=torch.int32, device=device)
 
     def of_layer(self, index: int) -> Tensor:
-        """Returns a layer's records: float32 [drafts, values]."""
+        """Returns a layer's records: float32 [drafts, values]. index: of the layer, from 0."""
         return self._records[self._places[index]]
 
     def commit(self, moved: Tensor, count: int) -> None:

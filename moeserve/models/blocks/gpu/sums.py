@@ -37,7 +37,8 @@ class GpuSums:
     def mixer_norm(
         self, s: GpuWorkspace, count: Tensor, weight: Tensor, eps: float, exact: Tensor | None
     ) -> None:
-        """Launches x += the mixer's output summed over the GPUs; s.y (and `exact`, in float32) = norm of x."""
+        """Launches x += the mixer's output summed over the GPUs; s.y (and `exact`, in float32) = norm of x. eps: added
+        to the mean square under the norm's root; count: int32 [1] on the device, the number of valid rows."""
         y, within = s.y, self._mixer_within_norm(s)
         if within is not None:
             within.add_norm(s.output, s.x, count, weight, eps, y, exact)
@@ -47,8 +48,9 @@ class GpuSums:
     def mixer_norm_router(
         self, s: GpuWorkspace, count: Tensor, weight: Tensor, eps: float, router: Tensor, bias: Tensor | None
     ) -> None:
-        """Launches s.y = norm(x + the mixer's output summed over the GPUs), and the router's logits. x does not change:
-        the next norm adds `attended`. May be used only for few rows."""
+        """Launches s.y = norm(x + the mixer's output summed over the GPUs), and the router's logits. x does not
+        change: the next norm adds `attended`. May be used only for few rows. eps: added to the mean square under the
+        norm's root; count: int32 [1] on the device, the number of valid rows."""
         y, within = s.y, self._mixer_within_norm(s)
         if within is not None:
             within.norm_router(s.output, s.x, count, weight, eps, router, y, s.router_logits, bias=bias)
@@ -59,7 +61,7 @@ class GpuSums:
         )  # fmt: skip
 
     def attended(self, s: GpuWorkspace) -> Tensor:
-        """float32 [rows, hidden]: the mixer's output summed over the GPUs, after `mixer_norm_router`."""
+        """Returns float32 [rows, hidden]: the mixer's output summed over the GPUs, after `mixer_norm_router`."""
         within = self._mixer_within_norm(s)
         return s.output.view(s.rows, -1) if within is None else within.total(s.rows)
 
@@ -68,7 +70,8 @@ class GpuSums:
         return self._ffns[index] is not None
 
     def add_ffn(self, index: int, partial: Tensor) -> None:
-        """Launches the sum of `partial`, this GPU's part of a feed-forward, unless the next norm computes it."""
+        """Launches the sum of `partial`, this GPU's part of a feed-forward, unless the next norm computes it. index:
+        of the layer, from 0."""
         all_reduce = self._ffns[index]
         if all_reduce is not None and self.ffn_within_norm(index, partial) is None:
             all_reduce(partial)

@@ -29,7 +29,7 @@ def rope_by_kind(path: Path, config: Settings) -> tuple[Settings, Settings]:
 
 
 def no_rope(path: Path, config: Settings) -> dict[str, MetadataValue]:
-    """For models without positions in attention: returns no keys, whatever config.json says about RoPE."""
+    """Returns no keys, whatever config.json says about RoPE: for models without positions in attention."""
     del path, config
     return {}
 

@@ -65,7 +65,7 @@ class RunningBatch:
 
     def begin_load(self, request: Request, now: float) -> bool:
         """Takes a request from the queue if more of its prefix is to be loaded from a tier. Returns False, and leaves
-        it in the queue, if nothing is to be loaded."""
+        it in the queue, if nothing is to be loaded. now: monotonic seconds."""
         if not self._memory.begin_load(request, now):
             return False
         self._waiting.remove(request)

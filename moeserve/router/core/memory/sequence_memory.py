@@ -57,7 +57,7 @@ class SequenceMemory(Protocol):
 
     def begin_load(self, request: HeldSequence, now: float) -> bool:
         """Starts to load more of a waiting request's prefix from a tier, if worthwhile. Returns whether the request
-        must wait."""
+        must wait. now: monotonic seconds."""
         ...
 
     def leave_load(self, request: HeldSequence) -> None:
@@ -134,7 +134,8 @@ class SequenceMemory(Protocol):
         ...
 
     def begin_step(self, now: float, *, beside_decoding: bool) -> None:
-        """Chooses the pages written to tiers with the step being planned, before slots are granted for it."""
+        """Chooses the pages written to tiers with the step being planned, before slots are granted for it. now:
+        monotonic seconds."""
         ...
 
     def begin_rows(self) -> None:
@@ -143,7 +144,8 @@ class SequenceMemory(Protocol):
         ...
 
     def end_step(self, now: float) -> PageOrders | None:
-        """Returns the step's copies between the pool and its tiers, as `StepPlan.pages`; None if there are none."""
+        """Returns the step's copies between the pool and its tiers, as `StepPlan.pages`; None if there are none. now:
+        monotonic seconds."""
         ...
 
     def take_copies(self) -> bytes:
@@ -151,7 +153,8 @@ class SequenceMemory(Protocol):
         ...
 
     def take_report(self, report: PageReport | None, now: float) -> list[HeldSequence]:
-        """Takes the worker's report with a step's result. Returns the requests whose loads have ended."""
+        """Takes the worker's report with a step's result. Returns the requests whose loads have ended. now: monotonic
+        seconds."""
         ...
 
     def clear(self) -> None:

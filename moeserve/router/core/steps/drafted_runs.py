@@ -77,7 +77,7 @@ def accept_runs(
 ) -> tuple[list[TokensItem], Ended]:
     """Appends the sampled tokens of rows that may have drafts, one or more each. Returns the items to send, and the
     requests that end, each with the token entry that ends it. That is the first entry that can end the request, as
-    without drafts."""
+    without drafts. now: monotonic seconds."""
     items: list[TokensItem] = []
     ended: Ended = []
     for request, entry in zip(owners, sampled, strict=True):

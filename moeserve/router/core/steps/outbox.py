@@ -50,8 +50,8 @@ class Outbox:
             self.emit([TokensItem(owner.id, [], prompt_logprobs=new)])
 
     def emit_progress(self, chunks: Iterable[tuple[Request, Row]], now: float) -> None:
-        """Adds progress messages for prompts of which a step computed `chunks`. After a preemption the progress may
-        be less than before; a request preempted during decoding reports none."""
+        """Adds progress messages for prompts of which a step computed `chunks`. After a preemption the progress may be
+        less than before; a request preempted during decoding reports none. now: monotonic seconds."""
         for request, row in chunks:
             if request.wants_progress and request.state is not State.FINISHED and not request.num_output:
                 progress = request.progress(row.start + row.count, now)

@@ -171,7 +171,8 @@ class ScheduledStep:
         self._decode_context += count * beams.position
 
     def add_chunk(self, request: Request, count: int, memory: SequenceMemory, now: float) -> None:
-        """Adds the next `count` known tokens of a request; its first chunk also adds the NewSeq that binds it."""
+        """Adds the next `count` known tokens of a request; its first chunk also adds the NewSeq that binds it. now:
+        monotonic seconds."""
         if not request.announced:
             self._announce(request, now)
         start = len(request.slots)

@@ -31,7 +31,7 @@ class DiskCopies:
             self._waiting.append((key, num_bytes))
 
     def orders(self, now: float) -> list[bytes]:
-        """Returns the keys to copy next."""
+        """Returns the keys to copy next. now: monotonic seconds."""
         if now < self._paused_until:
             self._waiting.clear()
         keys: list[bytes] = []
@@ -48,7 +48,7 @@ class DiskCopies:
         return self._ordered.pop(key, 0)
 
     def pause(self, now: float) -> None:
-        """Pauses writing for a while, after a failed write."""
+        """Pauses writing for a while, after a failed write. now: monotonic seconds."""
         self._paused_until = now + PAUSE_S
         self._waiting.clear()
 

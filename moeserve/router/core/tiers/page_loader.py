@@ -217,7 +217,7 @@ class PageLoader:
 
     def answered(self, key: bytes, now: float, tier: int | None) -> bool:
         """Notes that the worker loaded a page or state from `tier`, or failed to (None). Returns whether it was a
-        state."""
+        state. now: monotonic seconds."""
         job, page, _ = self._under_way.pop(key)
         job.num_answered += 1
         if tier is not None:
@@ -228,8 +228,8 @@ class PageLoader:
         return page == job.num_pages
 
     def finish(self, now: float, recompute_ms: Callable[[int, int], float]) -> list[HeldSequence]:
-        """Ends the loads that are complete or late. Returns the requests that need not wait any longer. Call it
-        after `answered` for the whole report."""
+        """Ends the loads that are complete or late. Returns the requests that need not wait any longer. Call it after
+        `answered` for the whole report. now: monotonic seconds."""
         ended: list[HeldSequence] = []
         for job in list(self._jobs):
             if job.num_answered == job.num_ordered >= job.end:

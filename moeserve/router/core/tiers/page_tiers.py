@@ -89,7 +89,7 @@ class PageTiers:
 
     def begin_load(self, request: HeldSequence, namespace: Namespace, tokens: bytes, now: float) -> bool:
         """Returns whether a waiting request should wait until more of its prefix is loaded, and starts the load.
-        tokens: the tokens that may come from a cache. Called once for each wait."""
+        tokens: the tokens that may come from a cache. Called once for each wait. now: monotonic seconds."""
         if request.tiers_were_asked:
             return False
         request.tiers_were_asked = True
@@ -181,11 +181,12 @@ class PageTiers:
     # ---------------------------------------------------------------- steps
 
     def writes(self, now: float, *, beside_decoding: bool) -> PageOrders:
-        """Returns the writes for the plan being started, before slots are granted for it."""
+        """Returns the writes for the plan being started, before slots are granted for it. now: monotonic seconds."""
         return self._writer.orders(now, beside_decoding=beside_decoding)
 
     def orders(self, writes: PageOrders, now: float) -> PageOrders | None:
-        """Returns `writes` and all other copies of the plan being finished; None if there are none."""
+        """Returns `writes` and all other copies of the plan being finished; None if there are none. now: monotonic
+        seconds."""
         loads = self._loader.orders(self.recompute_ms)
         orders = PageOrders(
             writes=writes.writes,
@@ -198,7 +199,8 @@ class PageTiers:
         return None if orders == PageOrders() else orders
 
     def report(self, report: PageReport | None, now: float) -> list[HeldSequence]:
-        """Takes the worker's report, if any. Returns the requests that need not wait for their loads any longer."""
+        """Takes the worker's report, if any. Returns the requests that need not wait for their loads any longer. now:
+        monotonic seconds."""
         if report is not None:
             self._read(report, now)
         return self._loader.finish(now, self.recompute_ms)

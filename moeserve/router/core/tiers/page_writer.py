@@ -71,7 +71,8 @@ class PageWriter:
             self._jobs.append(_SaveJob(namespace, tokens, keys))
 
     def orders(self, now: float, *, beside_decoding: bool) -> PageOrders:
-        """Returns the writes for the plan being started, whose own tokens are not in the tree yet."""
+        """Returns the writes for the plan being started, whose own tokens are not in the tree yet. now: monotonic
+        seconds."""
         if now < self._paused_until:
             self._jobs.clear()
         room = self._most - len(self._ordered)
@@ -150,7 +151,7 @@ class PageWriter:
         return 0
 
     def pause(self, now: float) -> None:
-        """Pauses writing for a while, after a failed write."""
+        """Pauses writing for a while, after a failed write. now: monotonic seconds."""
         self._paused_until = now + PAUSE_S
         self._jobs.clear()
 

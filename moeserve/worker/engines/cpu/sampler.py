@@ -40,7 +40,8 @@ def bind_arguments(
 
 
 class Draw(NamedTuple):
-    """How a sampler would draw from logits: the tokens that are left, in their order, and the point."""
+    """Describes how a sampler would draw from logits: the tokens that are left, in their order, and the point of the
+    draw."""
 
     token_ids: NDArray[np.int32]  # [n]
     weights: NDArray[np.float32]  # [n], proportional to their probabilities

@@ -37,7 +37,7 @@ class CpuStage:
 
     @property
     def x(self) -> Tensor:
-        """float32 [max_tokens, hidden], pinned: the GPU reads a step's rows from it."""
+        """Returns float32 [max_tokens, hidden], pinned: the GPU reads a step's rows from it."""
         return self._model.x
 
     def copy_states(self, pairs: Int32s) -> None:
@@ -72,7 +72,7 @@ class CpuStage:
 
     @property
     def expert_token_counts(self) -> npt.NDArray[np.int64]:
-        """[layers, experts]: tokens routed to each expert since start-up."""
+        """Returns int64 [layers, experts]: tokens routed to each expert since start-up."""
         counts: npt.NDArray[np.int64] = self._model.expert_token_counts[:, 0].numpy()
         return counts
 

@@ -67,7 +67,7 @@ class GpuSampler:
 
     @property
     def tokens(self) -> Tensor:
-        """int32 [rows]: the tokens of the last `sample`, once computed."""
+        """Returns int32 [rows]: the tokens of the last `sample`, once computed."""
         return self._tokens
 
     def bind(self, slot: int, params: SamplingParams, prompt_ids: Int32s, output_ids: Int32s) -> None:
@@ -126,7 +126,7 @@ class GpuSampler:
         return tokens
 
     def note_outputs(self, slots: Int32s, counts: Int32s) -> None:
-        """After `sample_ahead`: records counts[i] tokens as output of slots[i], all distinct. Launches nothing: the
+        """Records counts[i] tokens as output of slots[i], all distinct, after `sample_ahead`. Launches nothing: the
         next sampling does, when no GPU waits for the host."""
         self._noted.append((slots, counts))
 
@@ -137,7 +137,7 @@ class GpuSampler:
         self._noted.clear()
 
     def launch_all_kernels(self, logits: Tensor, slots: Tensor, count: Tensor) -> None:
-        """Inside `compile_ahead`: launches all kernels that sampling len(logits) rows may need."""
+        """Launches all kernels that sampling len(logits) rows may need. Called inside `compile_ahead`."""
         self.sample_ahead(logits, slots, count, slots)
         state, w, n = self._state, self._workspace, len(logits)
         masks = self._masks[:n]

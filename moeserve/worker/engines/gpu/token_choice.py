@@ -36,7 +36,7 @@ class TokenChoice:
         self._bring(rows, slots, self._sampler.sample(rows.logits, slots, rows.slots, rows.num_rows, masks))
 
     def launch_ahead(self, rows: LogitRows, slots: Int32s, ahead: Tensor) -> None:
-        """Like `launch`, for several rows of one slot. ahead: int32 [size], see `GpuSampler.sample_ahead`."""
+        """Launches like `launch`, for several rows of one slot. ahead: int32 [size], see `GpuSampler.sample_ahead`."""
         self._bring(rows, slots, self._sampler.sample_ahead(rows.logits, rows.slots, rows.num_rows, ahead))
 
     def _bring(self, rows: LogitRows, slots: Int32s, chosen: Tensor) -> None:

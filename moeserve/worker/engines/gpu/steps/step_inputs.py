@@ -115,12 +115,12 @@ class StepInputs:
 
     @property
     def token_ids(self) -> Tensor:
-        """On the device: int32 [size]."""
+        """Returns the step's token ids on the device, int32 [size]."""
         return self._device.token_ids
 
     @property
     def num_rows(self) -> Tensor:
-        """On the device: int32 [1], the valid rows."""
+        """Returns the number of valid rows on the device, int32 [1]."""
         return _number(self._device.num_rows, 0)
 
     @property
@@ -212,13 +212,14 @@ class StepInputs:
             self._fill_sequences(np.arange(sequences, dtype=np.int32), count, np.zeros(sequences, np.int32))
 
     def fill_decode_rows(self, num_decode: int) -> None:
-        """After `fill`, for a step with tiles: the first num_decode rows use decode attention, the others the tiles."""
+        """Divides a step with tiles, after `fill`: the first num_decode rows use decode attention, the others the
+        tiles."""
         c = self._host
         firsts = MIXED_DECODE_ROWS * np.arange(len(c.mixed_rows), dtype=np.int32)
         c.mixed_rows[:, 0] = np.clip(num_decode - firsts, 0, MIXED_DECODE_ROWS)
 
     def fill_prompts(self, num_decode: int, tiles: Int32s) -> None:
-        """After `fill`, for a CUDA graph with prompts: `fill_decode_rows`, and the tiles."""
+        """Fills what a CUDA graph with prompts reads, after `fill`: `fill_decode_rows`, and the tiles."""
         self.fill_decode_rows(num_decode)
         c = self._host
         c.tiles[: len(tiles)] = tiles
