@@ -91,8 +91,8 @@ class ApiConfig(SeveralModelsConfig):
     kv_events_block_size: int = option(
         64,
         "Network",
-        "number of tokens per block in KV events and in the metric vllm:cache_config_info; use the same number for "
-        "all servers of a gateway",
+        "number of tokens per block in KV events and in the metric vllm:cache_config_info; use the number "
+        "that the gateway is set to",
         low=1,
         high=65536,
     )
@@ -140,7 +140,7 @@ class ApiConfig(SeveralModelsConfig):
         "none",
         "Chat",
         "default sampling parameters. none: those of each API's specification; auto: those that the model "
-        "recommends, in generation_config.json or in the GGUF file",
+        "recommends, in generation_config.json or in the GGUF file. A request's own parameters come first",
         choices=("none", "auto"),
     )
     override_generation_config: str | None = option(
@@ -256,8 +256,8 @@ class ApiConfig(SeveralModelsConfig):
     batch_dir_gib: float = option(
         20.0,
         "Batches",
-        "maximum size of the files and results in --batch-dir together; if n API keys store files, each may use 1 / "
-        "(n + 1) of it, so that one more key always has room",
+        "maximum size of the files and results in --batch-dir together; if n API keys store files, each may "
+        "use 1 / (n + 1) of it, so that one more key always has room. Uploads beyond it are refused",
         low=0.001,
         high=1e6,
         metavar="GIB",

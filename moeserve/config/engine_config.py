@@ -18,8 +18,9 @@ class EngineConfig(SpeculativeConfig):
     threads: int | None = option(
         None,
         "CPU engine",
-        "number of compute threads (default: one per physical core that is available; one less with a GPU on 8 or "
-        "more cores, which leaves a core to the thread that drives the GPU)",
+        "number of compute threads (default: one per physical core that is available; one less with a GPU "
+        "on 8 or more cores, which leaves a core to the thread that drives the GPU). Lower it if other "
+        "programs need cores",
         low=1,
         high=1024,
     )
@@ -51,9 +52,9 @@ class EngineConfig(SpeculativeConfig):
     expert_ram: float | None = option(
         None,
         "CPU engine",
-        "RAM for routed experts. Experts that do not fit are read from the GGUF file whenever a token is routed to "
-        "them, which is slower (default: all experts; if they do not fit, as many as fit beside the other weights "
-        "and a small KV pool)",
+        "RAM for routed experts. Experts that do not fit are read from the GGUF file whenever a token is "
+        "routed to them, which is slower. Lower it to leave RAM to other programs (default: all experts; if "
+        "they do not fit, as many as fit beside the other weights and a small KV pool)",
         low=0.001,
         high=1e6,
         metavar="GIB",
@@ -77,16 +78,16 @@ class EngineConfig(SpeculativeConfig):
     num_gpu_experts: int | None = option(
         None,
         "GPU",
-        "number of experts of each layer to place in GPU memory: those most used by --expert-heat, else the first N "
-        "by id (default: as many as fit)",
+        "number of experts of each layer to place in GPU memory: those most used by --expert-heat, else the "
+        "first N by id. Lower it to give the KV cache more GPU memory (default: as many as fit)",
         low=0,
         high=4096,
     )
     gpu_memory_budget: float | None = option(
         None,
         "GPU",
-        "GPU memory for weights, KV cache and buffers together; experts that do not fit stay in RAM (default: all "
-        "that is free)",
+        "GPU memory for weights, KV cache and buffers together; experts that do not fit stay in RAM. Lower "
+        "it if other programs use the GPU (default: all that is free)",
         low=0.01,
         high=1e6,
         metavar="GIB",
@@ -115,7 +116,8 @@ class EngineConfig(SpeculativeConfig):
         "GPU",
         "YAML file of rules that place tensors on the GPU or in RAM by name; tensors without a matching "
         "rule follow the other flags. On the CPU engine, rules choose the experts that stay in RAM when "
-        "others are on disk (default: none)",
+        "others are on disk, for placements that --num-gpu-experts and --n-gpu-layers cannot say (default: "
+        "none)",
         metavar="PATH",
     )
     n_gpu_layers: int | None = option(

@@ -15,8 +15,8 @@ class OperationConfig(EngineConfig):
     seed: int | None = option(
         None,
         "Server",
-        "random seed for requests that set no seed of their own, so that the same requests get the same samples "
-        "again (default: random)",
+        "random seed for requests that set no seed of their own, so that the same requests in the same "
+        "order get the same samples again (default: random)",
         low=0,
         high=(1 << 63) - 1,
     )
@@ -37,8 +37,9 @@ class OperationConfig(EngineConfig):
     otlp_endpoint: str | None = option(
         None,
         "Server",
-        "send OpenTelemetry traces of requests to this OTLP/HTTP collector, such as http://localhost:4318 (default: "
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, else OTEL_EXPORTER_OTLP_ENDPOINT, else none); needs moeserve[otel]",
+        "send OpenTelemetry traces of requests (spans of each process, no texts) to this OTLP/HTTP "
+        "collector, such as http://localhost:4318 (default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, else "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, else none); needs moeserve[otel]",
         metavar="URL",
     )
     debug_dump: str | None = option(
@@ -88,17 +89,19 @@ class OperationConfig(EngineConfig):
     step_timeout: float | None = option(
         None,
         "Server",
-        "restart the engine if a step takes longer than this many seconds (default: 30 plus 20 times the step's "
-        "expected time, or 600 until a first step has been measured; with experts on disk additionally 30 plus the "
-        "time to read all of them at 20 MB/s)",
+        "restart the engine if a step takes longer than this many seconds, because it has then probably "
+        "hung. Raise it if steps can take longer (default: 30 plus 20 times the step's expected time, or "
+        "600 until a first step has been measured; with experts on disk additionally 30 plus the time to "
+        "read all of them at 20 MB/s)",
         low=0.1,
         high=86400,
     )
     max_engine_crashes: int = option(
         3,
         "Server",
-        "stop the server, with exit code 3, after this many crashes of its processes within a minute, or after one of "
-        "them could not start this many times in a row",
+        "stop the server, with exit code 3, after this many crashes of its processes within a minute, or "
+        "after one of them could not start this many times in a row. Lower it if a supervisor (systemd, "
+        "Kubernetes) restarts the server",
         low=1,
         high=1000,
     )

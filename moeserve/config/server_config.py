@@ -25,8 +25,8 @@ class ServerConfig(OperationConfig):
     served_model_name: str | None = option(
         None,
         "Model",
-        "the model's name in the API, and after commas further names for it (default: the file's name without .gguf, "
-        "or the name on the hub)",
+        "the model's name in the API, and after commas further names for it, by which clients may ask for "
+        "it (default: the file's name without .gguf, or the name on the hub)",
         metavar="NAME",
     )
     max_model_len: int | None = option(
@@ -41,8 +41,8 @@ class ServerConfig(OperationConfig):
     load_format: str = option(
         "auto",
         "Model",
-        "auto: load the file's weights; dummy: random weights with the file's shapes and types, for benchmarks (a "
-        "header without tensors is enough)",
+        "auto: load the file's weights; dummy: random weights with the file's shapes and types, for "
+        "benchmarks (a header without tensors is enough; answers have no meaning)",
         choices=("auto", "dummy"),
     )
     mmproj: str | None = option(
@@ -92,8 +92,8 @@ class ServerConfig(OperationConfig):
     image_cache: float = option(
         0.5,
         "Model",
-        "RAM for embeddings of recent pictures, so that a picture that a conversation sends again with "
-        "each turn is not encoded again; 0: none",
+        "RAM for embeddings of recent pictures, so that a picture that a conversation sends again with each "
+        "turn is not encoded again. Raise it for conversations with many pictures; 0: none",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -143,7 +143,8 @@ class ServerConfig(OperationConfig):
     lora_memory: float | None = option(
         None,
         "Model",
-        "memory reserved for adapters that --lora-dir loads (default: 1)",
+        "memory reserved for adapters that --lora-dir loads, on the GPU or in RAM, where the model is; an "
+        "adapter that does not fit is refused (default: 1)",
         low=0.001,
         high=1e6,
         metavar="GIB",
@@ -166,8 +167,9 @@ class ServerConfig(OperationConfig):
     max_total_tokens: int | None = option(
         None,
         "Capacity",
-        "size of the KV pool: the tokens that all running requests and the prefix cache may hold together (default: "
-        "what fits into free memory, at most --max-num-seqs x --max-model-len)",
+        "size of the KV pool: the tokens that all running requests and the prefix cache may hold together. "
+        "Lower it to leave memory to other programs (default: what fits into free memory, at most "
+        "--max-num-seqs x --max-model-len)",
         low=64,
         high=1 << 28,
     )
@@ -220,8 +222,10 @@ class ServerConfig(OperationConfig):
     prefix_cache: str = option(
         "auto",
         "Capacity",
-        "which clients may reuse one another's cached prompts and answers. shared: all clients; per-key: clients "
-        "with the same API key; off: no prefix cache; auto: per-key if there are API keys, else shared",
+        "which clients may reuse one another's cached prompts and answers. Prompts found there are answered "
+        "sooner, so a client can tell by the time that another has sent them. shared: all clients; per-key: "
+        "clients with the same API key; off: no prefix cache; auto: per-key if there are API keys, else "
+        "shared",
         choices=("auto", "shared", "per-key", "off"),
     )
     kv_cache_dtype: str = option(
@@ -253,7 +257,12 @@ class ServerConfig(OperationConfig):
         metavar="PATH",
     )
     kv_disk_gib: float | None = option(
-        None, "Capacity", "maximum size of --kv-disk (default: 10)", low=0.001, high=1e6, metavar="GIB"
+        None,
+        "Capacity",
+        "maximum size of --kv-disk; beyond it, what was not used for longest is deleted (default: 10)",
+        low=0.001,
+        high=1e6,
+        metavar="GIB",
     )
     kv_window_ratio: float | None = option(
         None,

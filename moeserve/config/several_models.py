@@ -31,8 +31,8 @@ class SeveralModelsConfig:
     model_idle_timeout: float | None = option(
         None,
         "Several models",
-        "unload a model that has had no request for this many seconds, so that its memory is free; Ollama's "
-        "keep_alive in a request overrides it (default: never)",
+        "unload a model that has had no request for this many seconds, so that other programs can use its "
+        "memory; Ollama's keep_alive in a request overrides it (default: never)",
         low=0,
         high=1e9,
     )
