@@ -68,6 +68,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "lfm2": "lfm2moe.dense",
     "gemma3": "gemma3dense.family",
     "granite": "granitemoe.dense",
+    "granite_swa": "granitemoe.windowed",
     "smollm3": "smollm3.family",
     "seed_oss": "seedoss.family",
     "qwen2vl": "qwen2dense.vision",

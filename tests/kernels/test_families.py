@@ -44,6 +44,7 @@ OWN = [
     OWN_FIXTURES / "tiny-nemotronnas-f16.gguf",
     OWN_FIXTURES / "tiny-museglimmer-f16.gguf",
     OWN_FIXTURES / "tiny-mellum-f16.gguf",
+    OWN_FIXTURES / "tiny-granitemoeswa-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronh-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronhlatent-f16.gguf",
     OWN_FIXTURES / "tiny-falconh1-f16.gguf",

@@ -15,6 +15,15 @@ DENSE_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "attention_multiplier": 0.0625,
         },
     ),
+    "granite_swa": (
+        "GraniteSWAConfig",
+        "GraniteSWAForCausalLM",
+        {
+            "intermediate_size": 192, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.0625, "sliding_window": 17, "layer_rope_theta": [1e4, 1e6, 0],
+            "attention_bias": True,
+        },
+    ),
     "smollm3": (
         "SmolLM3Config",
         "SmolLM3ForCausalLM",

@@ -234,6 +234,15 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "residual_multiplier": 0.5, "attention_multiplier": 0.0625,
         },
     ),
+    "granitemoe_swa": (
+        "GraniteMoeSWAConfig",
+        "GraniteMoeSWAForCausalLM",
+        {
+            "intermediate_size": 96, "num_local_experts": 8, "shared_intermediate_size": 64, "sliding_window": 17,
+            "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.0625, "layer_rope_theta": [1e4, 0, 1e6],
+        },
+    ),
     "minimax_m2": (
         "MiniMaxM2Config",
         "MiniMaxM2ForCausalLM",

@@ -13,8 +13,8 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.huggingface.mapping import DECODER_LAYER, DENSE_FFN
 from moeserve.models.sources.source import ModelSource
 
-_MAPPING = GRANITE_MOE.hugging_face
-assert _MAPPING is not None
+_WITH_EXPERTS = GRANITE_MOE.hugging_face
+assert _WITH_EXPERTS is not None
 _OF_EXPERTS = ("expert_count", "expert_used_count")
 
 
@@ -22,19 +22,16 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
     layer = LayerShape(attention(reader), DenseFfnShape(reader.dense_width()))
-    return scaled_model(reader, layer)
+    return scaled_model(reader, (layer,) * reader.num_layers)
 
 
-FAMILY = ModelFamily(
-    architecture="granite",
-    read_shape=read_shape,
-    hugging_face=replace(
-        _MAPPING,
-        model_type="granite",
-        keys={ours: theirs for ours, theirs in _MAPPING.keys.items() if ours not in _OF_EXPERTS},
-        fixed={**_MAPPING.fixed, "mlp_bias": (False, False)},
-        layer=DECODER_LAYER | DENSE_FFN,
-        moe={},
-        made=None,
-    ),
+MAPPING = replace(
+    _WITH_EXPERTS,
+    model_type="granite",
+    keys={ours: theirs for ours, theirs in _WITH_EXPERTS.keys.items() if ours not in _OF_EXPERTS},
+    fixed={**_WITH_EXPERTS.fixed, "mlp_bias": (False, False)},
+    layer=DECODER_LAYER | DENSE_FFN,
+    moe={},
+    made=None,
 )
+FAMILY = ModelFamily(architecture="granite", read_shape=read_shape, hugging_face=MAPPING)

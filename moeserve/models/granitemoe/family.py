@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.attention import AttentionShape
-from moeserve.models.feed_forward import MoeShape, SharedExpert
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
@@ -26,13 +26,24 @@ _UNDER = "block_sparse_moe."
 def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
+    return scaled_model(reader, (LayerShape(attention(reader), experts(reader)),) * reader.num_layers)
+
+
+def experts(reader: ShapeReader) -> MoeShape:
+    """Reads the shape of experts, maybe beside a shared one. Raises ModelError."""
     width = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)
-    moe = MoeShape(
+    return MoeShape(
         *reader.experts("feed_forward_length"),
         RouterOptions(scoring="softmax"),
         shared=SharedExpert(width, is_gated=False) if width else None,
     )
-    return scaled_model(reader, LayerShape(attention(reader), moe))
+
+
+def feed_forward(reader: ShapeReader) -> MoeShape | DenseFfnShape:
+    """Reads the shape of experts, or of the feed-forward of a model without. Raises ModelError."""
+    if reader.integer("expert_count", 0, 4096, default=0):
+        return experts(reader)
+    return DenseFfnShape(reader.dense_width())  # also of a file that states a shared expert's width
 
 
 def attention(reader: ShapeReader) -> AttentionShape:
@@ -45,11 +56,11 @@ def attention(reader: ShapeReader) -> AttentionShape:
     )
 
 
-def scaled_model(reader: ShapeReader, layer: LayerShape) -> ModelShape:
-    """Returns the shape of a model of equal layers, with its scales. Raises ModelError."""
+def scaled_model(reader: ShapeReader, layers: tuple[LayerShape, ...]) -> ModelShape:
+    """Returns the shape of a model of these layers, with its scales. Raises ModelError."""
     added = reader.number("residual_scale", 0.0, 1e3, default=0.0) or 1.0
     shape = reader.model(
-        (layer,) * reader.num_layers,
+        layers,
         embedding_scale=(reader.number("embedding_scale", 0.0, 1e6, default=0.0) or 1.0) / added,
         logit_scale=1.0 / (reader.number("logit_scale", 0.0, 1e6, default=0.0) or 1.0),
         rope_theta=10000.0,

@@ -91,11 +91,13 @@ def linear_experts(
 def linear_experts_and_shared(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """Does the same as `linear_experts`, also for a shared expert in the same form. In a model without experts the
-    shared expert is the feed-forward."""
-    has_experts = f"{prefix}{_LINEAR}input_linear.weight" in stored
-    if has_experts:
+    """Does the same as `linear_experts`, also for a shared expert in the same form. In a model without a router the
+    shared expert is the feed-forward. Yields none of those that are missing."""
+    has_experts = any(name.startswith(f"{prefix}{_LINEAR}") for name in stored)
+    if f"{prefix}{_LINEAR}input_linear.weight" in stored:
         yield from linear_experts(path, prefix, metadata, stored)
+    if f"{prefix}shared_mlp.input_linear.weight" not in stored:
+        return
     gate_up = find_tensor(path, stored, f"{prefix}shared_mlp.input_linear.weight", 2)
     down = find_tensor(path, stored, f"{prefix}shared_mlp.output_linear.weight", 2)
     half = gate_up.shape[0] // 2
