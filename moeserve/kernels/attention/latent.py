@@ -111,9 +111,9 @@ def combine_kernel(
     HEADS: tl.constexpr, RANK: tl.constexpr, G: tl.constexpr, RANK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, LEAST: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS, RANK_SIZE / COLUMNS). Combines the results of rows with several splits, all splits at once. It is
-    a kernel of its own, because the last program of a block of G heads would have to read up to 2 MB of results alone.
-    Arguments as for `latent_attention_kernel`, with ROWS of G."""
+    """Combines the results of rows with several splits, all splits at once. It is a kernel of its own, because the
+    last program of a block of G heads would have to read up to 2 MB of results alone. Arguments as for
+    `latent_attention_kernel`, with ROWS of G. Grid (n, HEADS, RANK_SIZE / COLUMNS)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

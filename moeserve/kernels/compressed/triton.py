@@ -179,8 +179,8 @@ def entries_kernel(
     RATIO: tl.constexpr, OVERLAPS: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n). Rows i < count[0] whose token is the last of a block of RATIO store the block's entry, normalised and
-    rotated, in row kv_slots[i] of entries [any, DIM], unless it is negative.
+    """Rows i < count[0] whose token is the last of a block of RATIO store the block's entry, normalised and rotated,
+    in row kv_slots[i] of entries [any, DIM], unless it is negative. Grid (n).
 
     kv, gate floats [n, DIM], with OVERLAPS [n, 2 * DIM], rows at their strides; bias float32 [RATIO, the same]; norm
     float32 [DIM]; states float32, rows STATE_STRIDE apart, as before the step; SIZE: a power of two that holds DIM.
@@ -215,8 +215,8 @@ def advance_kernel(
     STRIDE: tl.constexpr, GATE_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr, DIM: tl.constexpr,
     RATIO: tl.constexpr, OVERLAPS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, parts of COLUMNS columns). Moves the sequences' states on by the step's tokens. Arguments as for
-    `entries_kernel`, which comes before it."""
+    """Moves the sequences' states on by the step's tokens. Arguments as for `entries_kernel`, which comes before it.
+    Grid (sequences, parts of COLUMNS columns)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -252,8 +252,8 @@ def keep_keys_kernel(
     positions, first, counts, slots, rings, keys,
     DIM: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, WINDOW - 1). Copies the last keys of sequences whose keys of this step had no room in their
-    rings to these. Arguments as for `compressed_store_kernel`."""
+    """Copies the last keys of sequences whose keys of this step had no room in their rings to these. Arguments as for
+    `compressed_store_kernel`. Grid (sequences, WINDOW - 1)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

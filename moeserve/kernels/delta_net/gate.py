@@ -17,9 +17,9 @@ def gated_norm_kernel(
     Z_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
     SIGMOID: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS). y = RMSNorm(o) * norm * silu(z) per head, or sigmoid(z) with SIGMOID, for the rows below
-    count[0]. o [n, HEADS * DIM]; z, rows Z_STRIDE apart; norm float32 [DIM]. y, and codes with scales: [n, HEADS *
-    DIM], each optional."""
+    """Computes y = RMSNorm(o) * norm * silu(z) per head, or sigmoid(z) with SIGMOID, for the rows below count[0]. o
+    [n, HEADS * DIM]; z, rows Z_STRIDE apart; norm float32 [DIM]. y, and codes with scales: [n, HEADS * DIM], each
+    optional. Grid (n, HEADS)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -45,7 +45,7 @@ def gated_norm_kernel(
 def sigmoid_mul_kernel(
     x, gate, WIDTH: tl.constexpr, GATE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """Grid (n, blocks of a row). x [n, WIDTH] *= sigmoid(gate) for all rows. gate: rows GATE_STRIDE apart."""
+    """Computes x [n, WIDTH] *= sigmoid(gate) for all rows. gate: rows GATE_STRIDE apart. Grid (n, blocks of a row)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -63,9 +63,9 @@ def sigmoid_gate_kernel(
     GATE_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BY_HEAD: tl.constexpr,
     SOFTPLUS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS). x [n, HEADS * DIM] *= sigmoid(gate), or softplus(gate), for the rows below count[0]; codes
-    with scales, optional: the product, quantised. gate: rows GATE_STRIDE apart, as wide as x, or with BY_HEAD of
-    HEADS numbers."""
+    """Computes x [n, HEADS * DIM] *= sigmoid(gate), or softplus(gate), for the rows below count[0]; codes with scales,
+    optional: the product, quantised. gate: rows GATE_STRIDE apart, as wide as x, or with BY_HEAD of HEADS numbers.
+    Grid (n, HEADS)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -89,7 +89,7 @@ def l2_normalize(x: Tensor) -> Tensor:
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """S = decay * S, then S = S + k (beta * (v - S^T k))^T, o = S^T q, for one token after another.
+    """Computes S = decay * S, then S = S + k (beta * (v - S^T k))^T, o = S^T q, for one token after another.
 
     q, k [n, heads, key_dim], v [n, heads, value_dim], decay [n, heads, 1 or key_dim], beta [n, heads], state [heads,
     key_dim, value_dim]. Returns o [n, heads, value_dim] and the last state.

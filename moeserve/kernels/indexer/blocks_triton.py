@@ -88,9 +88,9 @@ def complete_blocks_kernel(
     TABLE_STRIDE: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
     SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TIME: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n). Rows < count[0] whose token is the last of a block of BLOCK store the block's index key in their slot:
-    the mean of the keys in the slots of the block's tokens, normalised, and rotated by the block's first position.
-    firsts: the three positions of each row's block's first token, see `row_angles`; None: the block's first number."""
+    """Rows < count[0] whose token is the last of a block of BLOCK store the block's index key in their slot: the mean
+    of the keys in the slots of the block's tokens, normalised, and rotated by the block's first position. firsts: the
+    three positions of each row's block's first token, see `row_angles`; None: the block's first number. Grid (n)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -139,12 +139,11 @@ def block_maxima_kernel(
     BLOCK: tl.constexpr, LOCAL: tl.constexpr, SIZE: tl.constexpr, H: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (groups of ROWS rows, programs that share their blocks). Scores the blocks before the tail of each row
-    first_row[0] + i < count[0], for each of HEADS choices, of rows with more than TOP of them.
+    """Scores the blocks before the tail of each row first_row[0] + i < count[0], for each of HEADS choices, of rows
+    with more than TOP of them. Grid (groups of ROWS rows, programs that share their blocks).
 
     q [n, HEADS, DIM] and index_keys [slots, DIM] of one dtype; scores float32 [.., HEADS, SCORES_STRIDE]: row i. H, M:
-    powers of two that hold HEADS, and ROWS * H. Other arguments as for `index_scores_kernel`.
-    """
+    powers of two that hold HEADS, and ROWS * H. Other arguments as for `index_scores_kernel`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

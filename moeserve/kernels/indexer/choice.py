@@ -161,8 +161,8 @@ def count_kernel(
     LOCAL: tl.constexpr, PARTS: tl.constexpr, CANDIDATES: tl.constexpr, SAMPLE: tl.constexpr, BITS: tl.constexpr,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, CHOICES, PARTS). Each program writes how many of its keys are candidates, the first one of a row also
-    the least candidate. All keys are candidates if there are up to CANDIDATES. Arguments as for `choose_kernel`."""
+    """Each program writes how many of its keys are candidates, the first one of a row also the least candidate. All
+    keys are candidates if there are up to CANDIDATES. Arguments as for `choose_kernel`. Grid (rows, CHOICES, PARTS)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -191,8 +191,8 @@ def collect_kernel(
     LOCAL: tl.constexpr, PARTS: tl.constexpr, CANDIDATES: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, CHOICES, PARTS). Each program writes its candidates after the candidates of earlier parts. Arguments
-    as for `choose_kernel`."""
+    """Each program writes its candidates after the candidates of earlier parts. Arguments as for `choose_kernel`. Grid
+    (rows, CHOICES, PARTS)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -222,15 +222,14 @@ def choose_kernel(
     BLOCK: tl.constexpr, LOCAL: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr,
     SIZE: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, CHOICES). Writes the blocks that rows first_row[0] + i < count[0] attend to, by the `ChoiceRule` of
-    TOP, BLOCK and LOCAL, in the order of positions: int32 chosen [n, CHOICES, WIDTH]; SLOTS: the KV slots of their
-    keys. lasts int32 [n]: the index of a row's own key among the keys of these blocks.
+    """Writes the blocks that rows first_row[0] + i < count[0] attend to, by the `ChoiceRule` of TOP, BLOCK and LOCAL,
+    in the order of positions: int32 chosen [n, CHOICES, WIDTH]; SLOTS: the KV slots of their keys. lasts int32 [n]:
+    the index of a row's own key among the keys of these blocks. Grid (rows, CHOICES).
 
     scores float32 [rows, CHOICES, STRIDE]: SCORES of the blocks before a row's tail, read if there are more than TOP.
     BITS: those of SCORES. scratch: None with up to SIZE scores; else the same memory as int64. A choice's scores are
     then followed by up to SIZE candidates in the order of positions, from `collect_kernel`, by their number in each of
-    PARTS parts, and by the least candidate, both from `count_kernel`.
-    """
+    PARTS parts, and by the least candidate, both from `count_kernel`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

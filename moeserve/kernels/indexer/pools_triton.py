@@ -52,9 +52,9 @@ def complete_pools_kernel(
     table, req_slots, ape, positions, slots, count, index_keys,
     TABLE_STRIDE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n). Rows < count[0] whose token is the last of a block of BLOCK replace the key in their slot by the
-    block's index key: the mean of the keys in the slots of the block's tokens, weighted by column with the softmax of
-    their gates and ape [BLOCK, DIM]. The gates stay."""
+    """Rows < count[0] whose token is the last of a block of BLOCK replace the key in their slot by the block's index
+    key: the mean of the keys in the slots of the block's tokens, weighted by column with the softmax of their gates
+    and ape [BLOCK, DIM]. The gates stay. Grid (n)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

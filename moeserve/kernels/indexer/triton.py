@@ -129,13 +129,12 @@ def index_scores_kernel(
     HEADS: tl.constexpr, DIM: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
     TOGETHER: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (groups of ROWS rows, programs that share their blocks). Scores the complete blocks of BLOCK keys up to each
-    row's position, of rows first_row[0] + i < count[0] with more than TOP of them.
+    """Scores the complete blocks of BLOCK keys up to each row's position, of rows first_row[0] + i < count[0] with
+    more than TOP of them. Grid (groups of ROWS rows, programs that share their blocks).
 
     q [n, HEADS, DIM] and index_keys [slots, DIM], rows K_STRIDE apart, of one dtype; weights [n, HEADS], rows W_STRIDE
     apart, None: all 1; table int32 [requests, TABLE_STRIDE]; scores float32 [.., SCORES_STRIDE]: row i. SIZE, TOGETHER:
-    powers of two that hold DIM, and the heads that are multiplied together.
-    """
+    powers of two that hold DIM, and the heads that are multiplied together."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

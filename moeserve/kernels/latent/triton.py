@@ -17,8 +17,8 @@ def norm_kernel(
     X_STRIDE: tl.constexpr, PARTS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, PARTS). y = RMSNorm(x) * weight of each part, or y = x if EPS is None, for the rows below count[0].
-    x: rows X_STRIDE apart; weight float32 [DIM]. y, and codes with scales: [n, PARTS * DIM], each optional."""
+    """Computes y = RMSNorm(x) * weight of each part, or y = x if EPS is None, for the rows below count[0]. x: rows
+    X_STRIDE apart; weight float32 [DIM]. y, and codes with scales: [n, PARTS * DIM], each optional. Grid (n, PARTS)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

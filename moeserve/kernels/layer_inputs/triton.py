@@ -17,9 +17,9 @@ def make_inputs_kernel(
     inputs, projected, weight, count,
     LAYERS: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, LAYERS). inputs = (inputs + RMSNorm(projected) * weight) / sqrt(2) for each layer's part, in the rows
-    below count[0]. inputs float32, projected floats: [n, LAYERS * WIDTH]; weight float32 [WIDTH]. SIZE: WIDTH or the
-    power of two above."""
+    """Computes inputs = (inputs + RMSNorm(projected) * weight) / sqrt(2) for each layer's part, in the rows below
+    count[0]. inputs float32, projected floats: [n, LAYERS * WIDTH]; weight float32 [WIDTH]. SIZE: WIDTH or the power
+    of two above. Grid (n, LAYERS)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,4 +1,4 @@
-"""gated(gate, up) for rows with both products side by side, as floats and as int8 for the next product."""
+"""Computes gated(gate, up) for rows with both products side by side, as floats and as int8 for the next product."""
 
 # mypy: ignore-errors
 

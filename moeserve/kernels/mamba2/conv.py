@@ -16,12 +16,12 @@ def conv_kernel(
     STRIDE: tl.constexpr, SLOT: tl.constexpr, CONV: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, blocks of CHANNELS). out [n, CHANNELS] = silu(bias + causal convolution of x), for rows below count[0].
+    """Computes out [n, CHANNELS] = silu(bias + causal convolution of x), for rows below count[0]. Grid (n, blocks of
+    CHANNELS).
 
     x: rows STRIDE apart; weight float32 [TAPS, CHANNELS]; bias float32 [CHANNELS]; states float32, slots SLOT apart,
     with the inputs before a sequence's first row, [TAPS - 1, CHANNELS], at offset CONV; row_sequence int32 [n]: each
-    row's sequence; seq_first, seq_slot int32: each sequence's first row and state slot.
-    """
+    row's sequence; seq_first, seq_slot int32: each sequence's first row and state slot."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -18,9 +18,9 @@ def gated_norm_kernel(
     Z_STRIDE: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, GROUPS). y = RMSNorm(o * silu(z)) * norm, the mean over each group, for the rows below count[0]; norm
-    None: y = o * silu(z). o [n, GROUPS * DIM]; z, rows Z_STRIDE apart; norm float32 [GROUPS * DIM]. y, and codes with
-    scales: [n, GROUPS * DIM], each optional."""
+    """Computes y = RMSNorm(o * silu(z)) * norm, the mean over each group, for the rows below count[0]; norm None: y =
+    o * silu(z). o [n, GROUPS * DIM]; z, rows Z_STRIDE apart; norm float32 [GROUPS * DIM]. y, and codes with scales:
+    [n, GROUPS * DIM], each optional. Grid (n, GROUPS)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -35,13 +35,12 @@ def join_kernel(
     x, states, positions, req_slots, kept, kept_position, token_norm, state_norm, count, joined,
     FIRST: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n). joined[i] = [norm of x[i], norm of the state before row FIRST + i], for i < count[0].
+    """Computes joined[i] = [norm of x[i], norm of the state before row FIRST + i], for i < count[0]. Grid (n).
 
     x float32 [n, COLS]; joined float32 [n, 2 * COLS]. states float32 [any, COLS]: of the rows themselves where
     positions is None, otherwise of a step's rows: the state before a row is the previous row's of the same request, or
     the one kept for its request slot if that is the one before its position, or 0. positions, req_slots int32 [any];
-    kept float32 [request slots, COLS], kept_position int32 [request slots].
-    """
+    kept float32 [request slots, COLS], kept_position int32 [request slots]."""
     i = tl.program_id(0)
     if i >= tl.load(count):
         return
@@ -73,7 +72,7 @@ def keep_step_kernel(
     states, positions, req_slots, count, kept, kept_position,
     COLS: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N). Keeps the state of each request's last row in a step, for the position after it."""
+    """Keeps the state of each request's last row in a step, for the position after it. Grid (N)."""
     i = tl.program_id(0)
     n = tl.load(count)
     if i >= n:
@@ -118,8 +117,8 @@ def likeliest_kernel(
     logits, count, panels, num_panels, best, ids, sums, VOCAB: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK: tl.constexpr, PANEL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, PARTS). Finds in each row's logits float32 [VOCAB], from part * SPAN on, the highest, its id (the
-    lowest, if several are equal), and the sum of exp(logit - highest). best, sums float32, ids int32 [n, PARTS].
+    """Finds in each row's logits float32 [VOCAB], from part * SPAN on, the highest, its id (the lowest, if several are
+    equal), and the sum of exp(logit - highest). best, sums float32, ids int32 [n, PARTS]. Grid (n, PARTS).
 
     panels, num_panels: the shortlist whose logits they are, ascending, as in `panel_gemv_kernel`; None: the whole
     vocabulary."""
@@ -154,14 +153,13 @@ def advance_kernel(
     best, ids, sums, count, depth, most, planned_slots, token_ids, positions, kv_slots, drafts, probabilities, rotary,
     planned_rotary, token_of, PARTS: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, SECTIONS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n). Writes each row's draft, and makes it the row's next input.
+    """Writes each row's draft, and makes it the row's next input. Grid (n).
 
     best, ids, sums [n, PARTS]: of `likeliest_kernel`. depth int32 [n]: drafts of the row before this one. most int32
     [n]: how many it may have; after the last one, position and KV slot stay. planned_slots int32, drafts int32 and
     probabilities float32, rows STRIDE apart, by depth. token_ids, positions, kv_slots int32 [n]. rotary int32 [n,
     SECTIONS], planned_rotary [.., STRIDE, SECTIONS], by depth: RoPE positions; None: rows rotate by `positions`.
-    token_of int32: the tokens that `ids` stand for; None: themselves.
-    """
+    token_of int32: the tokens that `ids` stand for; None: themselves."""
     i = tl.program_id(0)
     if i >= tl.load(count):
         return
@@ -190,9 +188,9 @@ def advance_kernel(
 
 @kernel
 def place_drafts_kernel(ids, count, drafts, probabilities, least, BLOCK: tl.constexpr):
-    """Grid (1). Replaces each placeholder -1 - i in ids int32 [count[0]], at most BLOCK, by drafts[i]; and lowers the
-    count to end before the first draft whose probability is below least[0]. The drafts are a step's last rows, of one
-    request. drafts int32, probabilities float32, least float32 [1]."""
+    """Replaces each placeholder -1 - i in ids int32 [count[0]], at most BLOCK, by drafts[i]; and lowers the count to
+    end before the first draft whose probability is below least[0]. The drafts are a step's last rows, of one request.
+    drafts int32, probabilities float32, least float32 [1]. Grid (1)."""
     row, n = tl.arange(0, BLOCK), tl.load(count)
     id = tl.load(ids + row, row < n, 0)
     is_late = id < 0
@@ -208,13 +206,12 @@ def start_after_step_kernel(
     row_positions, kv_slots, planned_slots, rotary, planned_rotary, chain_states, kept, kept_position,
     DEPTHS: tl.constexpr, STRIDE: tl.constexpr, SECTIONS: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n). Makes the first rows of a chain from the tokens that the step before it has sampled.
+    """Makes the first rows of a chain from the tokens that the step before it has sampled. Grid (n).
 
     The step's rows have ids int32 [count[0]] and states float32 [.., COLS]. Request i, of the first valid[0], sampled a
     token at row rows[i] and at each of the drafted[i] rows after it, which are drafts: the j-th is
     tokens[places[j, i]], of position positions[i] + j. Those that agree with the drafts count, and one more. The rest
-    is as `SampledRows`, `ChainRows` and `KeptStates` say. places, slots, planned_slots: rows STRIDE apart.
-    """
+    is as `SampledRows`, `ChainRows` and `KeptStates` say. places, slots, planned_slots: rows STRIDE apart."""
     i = tl.program_id(0)
     if i >= tl.load(valid):
         return

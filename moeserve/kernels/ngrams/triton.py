@@ -21,8 +21,8 @@ def gate_kernel(
     STREAMS: tl.constexpr, HIDDEN: tl.constexpr, KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, STREAMS), for rows below count[0]. factors[i, s] = the gate of stream s for value[i]; inputs[i, s] =
-    RMSNorm(factors[i, s] * value[i]) * conv_norm[s].
+    """Computes factors[i, s] = the gate of stream s for value[i]; inputs[i, s] = RMSNorm(factors[i, s] * value[i]) *
+    conv_norm[s]. Grid (n, STREAMS), for rows below count[0].
 
     x float32 [n, STREAMS * HIDDEN]; key [n, STREAMS * HIDDEN] and value [n, HIDDEN], floats, rows KEY_STRIDE and
     VALUE_STRIDE apart; norms float32 [STREAMS, HIDDEN]; factors float32 [n, STREAMS]; inputs float32 [n, STREAMS *
@@ -57,8 +57,8 @@ def conv_kernel(
     STREAMS: tl.constexpr, HIDDEN: tl.constexpr, VALUE_STRIDE: tl.constexpr, SLOT: tl.constexpr, TAPS: tl.constexpr,
     DILATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, blocks of channels), for rows below count[0]. x[i, s] += factors[i, s] * value[i] + silu(convolution of
-    inputs), of TAPS taps DILATION tokens apart.
+    """Computes x[i, s] += factors[i, s] * value[i] + silu(convolution of inputs), of TAPS taps DILATION tokens apart.
+    Grid (n, blocks of channels), for rows below count[0].
 
     inputs, factors, value: gate_kernel's; weight float32 [TAPS, channels], the oldest token's first; states
     float32, slots SLOT apart: the inputs before a sequence's first row, [(TAPS - 1) * DILATION, channels], the oldest
@@ -95,9 +95,9 @@ def state_kernel(
     inputs, states, seq_first, seq_count, seq_slot,
     CHANNELS: tl.constexpr, SLOT: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, blocks of CHANNELS), after conv_kernel. Replaces a sequence's state by its last KEPT inputs.
-    seq_count int32: number of rows of each sequence; 0: padding. Works in place, because each state row takes its
-    content from a later one."""
+    """Replaces a sequence's state by its last KEPT inputs. seq_count int32: number of rows of each sequence; 0:
+    padding. Works in place, because each state row takes its content from a later one. Grid (sequences, blocks of
+    CHANNELS), after conv_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

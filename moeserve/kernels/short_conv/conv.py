@@ -18,13 +18,12 @@ def conv_kernel(
     STRIDE: tl.constexpr, SLOT: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, blocks of CHANNELS). y = c * causal convolution of b * x, for rows below count[0].
+    """Computes y = c * causal convolution of b * x, for rows below count[0]. Grid (n, blocks of CHANNELS).
 
     rows: b, c, x [CHANNELS] each, rows STRIDE apart; weight float32 [TAPS, CHANNELS]; states float32, slots SLOT apart:
     the inputs b * x before a sequence's first row, [TAPS - 1, CHANNELS]; row_sequence int32 [n]: each row's sequence;
     seq_first, seq_slot int32: each sequence's first row and state slot. y, and codes with scales: [n, CHANNELS], each
-    optional.
-    """
+    optional."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -60,9 +59,9 @@ def state_kernel(
     STRIDE: tl.constexpr, SLOT: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, blocks of CHANNELS), after conv_kernel. Replaces a sequence's state by its last inputs b * x.
-    seq_count int32: number of rows of each sequence; 0: padding. Works in place, because each state row takes its
-    content from a later one."""
+    """Replaces a sequence's state by its last inputs b * x. seq_count int32: number of rows of each sequence; 0:
+    padding. Works in place, because each state row takes its content from a later one. Grid (sequences, blocks of
+    CHANNELS), after conv_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

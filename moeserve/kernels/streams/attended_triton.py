@@ -21,8 +21,8 @@ def attend_streams_kernel(
     STREAMS: tl.constexpr, HIDDEN: tl.constexpr, P: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (m), for rows i < count[0]. x[i, s] = block[i] (`block_output`) or x[i, s] + block[i]; then y[i] = RMSNorm(a
-    weighted sum of x[rows[i]]'s first streams) * norm.
+    """Computes x[i, s] = block[i] (`block_output`) or x[i, s] + block[i]; then y[i] = RMSNorm(a weighted sum of
+    x[rows[i]]'s first streams) * norm. Grid (m), for rows i < count[0].
 
     x float32 [n, STREAMS * HIDDEN]; parts to extra: see `block_output`; place, reading: int32 [3], a `StreamReading`:
     of the block, for s and whether x[i, s] is replaced (None: x is not changed), and of y, for the number of streams;

@@ -44,8 +44,8 @@ def mixed_norm_kernel(
     STREAMS: tl.constexpr, HIDDEN: tl.constexpr, P: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (m), for rows i < count[0]. x[i, s] = sum_j mix[i, j, s] x[i, j] + added[i, s] * block[i] (`block_output`);
-    then y = x[i] over the root mean square of all its streams.
+    """Computes x[i, s] = sum_j mix[i, j, s] x[i, j] + added[i, s] * block[i] (`block_output`); then y = x[i] over the
+    root mean square of all its streams. Grid (m), for rows i < count[0].
 
     x float32 [n, STREAMS * HIDDEN]; parts to extra: see `block_output`; weights float32 [n, STREAMS * (1 + STREAMS)]:
     added, then mix; None: x is not changed. rows int32 [m]: i takes only these values, and x stays unchanged. y and
@@ -109,8 +109,8 @@ def read_mixed_kernel(
     STREAMS: tl.constexpr, HIDDEN: tl.constexpr, MIX_EPS: tl.constexpr, ITERATIONS: tl.constexpr, EPS: tl.constexpr,
     SIZE: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (m), for rows i < count[0]. y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm; weights[i] = the
-    weights of the block's output and the mix.
+    """Computes y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm; weights[i] = the weights of the block's
+    output and the mix. Grid (m), for rows i < count[0].
 
     products float32 [m, STREAMS * (2 + STREAMS)], before the head (weights None) [m, STREAMS], or None: the mean of the
     streams is read; x float32 [n, STREAMS * HIDDEN]; rows int32 [m], None: row i; base, scale: SinkhornMix's; norm

@@ -23,8 +23,8 @@ def stream_norm_kernel(
     STREAMS: tl.constexpr, HIDDEN: tl.constexpr, P: tl.constexpr, INJECT_STRIDE: tl.constexpr, EPS: tl.constexpr,
     SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (m, STREAMS), for rows i < count[0]. x[i, s] += 2 sigmoid(inject[i, s] / STREAMS) * block[i] with block[i] =
-    extra[i] + sum_j part_weights[i, j] * parts[i, j]; then y = RMSNorm(x[i, s]) * weight[s].
+    """Computes x[i, s] += 2 sigmoid(inject[i, s] / STREAMS) * block[i] with block[i] = extra[i] + sum_j
+    part_weights[i, j] * parts[i, j]; then y = RMSNorm(x[i, s]) * weight[s]. Grid (m, STREAMS), for rows i < count[0].
 
     x float32 [n, STREAMS * HIDDEN]; parts [n, P, HIDDEN]; parts whose part_ids [n, P] are negative do not count; extra
     float32 [n, HIDDEN]; inject float32, rows INJECT_STRIDE apart; None: x is not changed. rows int32 [m]: i takes only
@@ -73,8 +73,8 @@ def scaled_silu_kernel(
     x, count, y, codes, scales,
     FACTOR: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n). y = silu(x * FACTOR) for rows below count[0]. x float32, rows of COLS, STRIDE apart; y and codes with
-    scales [n, COLS], each optional. SIZE: COLS or the power of two above."""
+    """Computes y = silu(x * FACTOR) for rows below count[0]. x float32, rows of COLS, STRIDE apart; y and codes with
+    scales [n, COLS], each optional. SIZE: COLS or the power of two above. Grid (n)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -94,8 +94,8 @@ def mix_kernel(
     gate, x, rows, weight, inverse, count, y, codes, scales, exact,
     STREAMS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (m, blocks of HIDDEN). y[i] = the mean over the streams of sigmoid(gate[i, s]) * normed[i, s], for i <
-    count[0], with normed[i, s] = x[rows[i], s] * inverse[i, s] * weight[s].
+    """Computes y[i] = the mean over the streams of sigmoid(gate[i, s]) * normed[i, s], for i < count[0], with
+    normed[i, s] = x[rows[i], s] * inverse[i, s] * weight[s]. Grid (m, blocks of HIDDEN).
 
     gate [m, STREAMS * HIDDEN]; x float32 [n, STREAMS * HIDDEN]; rows int32 [m], None: row i; weight float32 [STREAMS,
     HIDDEN]; inverse float32 [m, STREAMS]: stream_norm_kernel's. y, codes with scales, exact float32: [m, HIDDEN], each

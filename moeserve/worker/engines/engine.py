@@ -142,8 +142,8 @@ class Engine(Protocol):
 
     @property
     def layers_ms(self) -> float:
-        """Milliseconds of the last finished step by the device's clock, from the beginning of its layers, if it had
-        drafts; 0: no such clock."""
+        """Returns the milliseconds of the last finished step by the device's clock, from the beginning of its layers,
+        if it had drafts; 0: no such clock."""
         ...
 
     def forget(self, layout: StepLayout) -> None:

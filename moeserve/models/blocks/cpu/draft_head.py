@@ -68,8 +68,8 @@ class CpuDraftHeadBlock:
 
     @property
     def frequent_tokens(self) -> int | None:
-        """The number of tokens that every shortlist contains: all, if the head numbers its tokens differently from the
-        model; None: the usual part of the vocabulary."""
+        """Returns the number of tokens that every shortlist contains: all, if the head numbers its tokens differently
+        from the model; None: the usual part of the vocabulary."""
         return -(-self.vocab_size // PANEL_ROWS) * PANEL_ROWS if self._head.has_ids else None
 
     @property

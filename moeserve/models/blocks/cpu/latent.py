@@ -1,4 +1,5 @@
-"""x += output(values(attention(queries, latents))) with latent attention in absorbed form, queued on the pool's stream.
+"""Computes x += output(values(attention(queries, latents))) with latent attention in absorbed form, queued on the
+pool's stream.
 
 q = q_b(norm(q_a(y))), or q(y);  latent = kv_a(y)            y = norm(x)
 query = [k_b(q without positions) | rotated q]               of each head

@@ -1,5 +1,5 @@
-"""x += output(norm((mamba2(conv(x, B, C), dt) + D x) * silu(z))) with z, x, B, C, dt of norm(x), queued on the pool's
-stream."""
+"""Computes x += output(norm((mamba2(conv(x, B, C), dt) + D x) * silu(z))) with z, x, B, C, dt of norm(x), queued on
+the pool's stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""x += output(c * conv(b * x)) with b, c, x projected from norm(x), queued on the pool's stream."""
+"""Computes x += output(c * conv(b * x)) with b, c, x projected from norm(x), queued on the pool's stream."""
 
 from __future__ import annotations
 

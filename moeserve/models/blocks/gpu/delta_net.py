@@ -1,5 +1,5 @@
-"""output(norm(delta_rule(conv(qkv))) * silu(z)) with qkv, z, b, a = in(y), as launches on the current stream; the
-same network as blocks/cpu/delta_net.py."""
+"""Computes output(norm(delta_rule(conv(qkv))) * silu(z)) with qkv, z, b, a = in(y), as launches on the current stream;
+the same network as blocks/cpu/delta_net.py."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ class FfnOutputs:
         return PendingSum(routes.parts[:, :top_k], routes.weights[:, :top_k], ids, pool_sum)
 
     def after_norms(self, index: int, s: GpuWorkspace, pending: Tensor) -> Tensor:
-        """Returns the layer's change of x, for an observer: float32 [rows, hidden], CPU. pending: sum of `pending`.
-        index: of the layer, from 0."""
+        """Returns the layer's change of x, for an observer: float32 [rows, hidden], CPU. pending: the sum of the
+        layer's outputs before post-norms, of the same shape. index: of the layer, from 0."""
         if (norms := self._inputs.sandwich(index)) is None:
             return pending
         return added_after_norms(s.x, self.unrouted_part(index, s)[:, 0], pending, norms, self._eps)

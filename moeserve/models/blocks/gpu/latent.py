@@ -1,4 +1,4 @@
-"""output(values(attention(queries, latents))) of y with latent attention in absorbed form, as launches on the
+"""Computes output(values(attention(queries, latents))) of y with latent attention in absorbed form, as launches on the
 current stream; the same network as blocks/cpu/latent.py."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""output(norm((mamba2(conv(x, B, C), dt) + D x) * silu(z))) with z, x, B, C, dt = in(y), as launches on the current
-stream: the same as blocks/cpu/mamba2.py."""
+"""Computes output(norm((mamba2(conv(x, B, C), dt) + D x) * silu(z))) with z, x, B, C, dt = in(y), as launches on the
+current stream: the same as blocks/cpu/mamba2.py."""
 
 from __future__ import annotations
 

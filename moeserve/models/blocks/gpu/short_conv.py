@@ -1,4 +1,4 @@
-"""output(c * conv(b * x)) with b, c, x = in(y), as launches on the current stream: the same as
+"""Computes output(c * conv(b * x)) with b, c, x = in(y), as launches on the current stream: the same as
 blocks/cpu/short_conv.py."""
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ class NextTokenChain:
 
     @property
     def frequent_tokens(self) -> int | None:
-        """Tokens that a shortlist always has: all, if they are numbered otherwise than the text's; None: the usual
-        part of the vocabulary."""
+        """Returns the number of tokens that a shortlist always has: all, if they are numbered otherwise than the
+        text's; None: the usual part of the vocabulary."""
         return -(-self.vocab_size // PANEL_ROWS) * PANEL_ROWS if self._block.has_ids else None
 
     # ---------------------------------------------------------------- before the first step
