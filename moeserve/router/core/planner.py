@@ -200,6 +200,7 @@ class Planner:
             return
         protected_share = scheduled.protected_share = self._protected_share(scheduled)
         budget_ms = self._pace.prefill_budget_ms(rows, alone_ms, protected_share)
+        short_ms = 0.0
         while (
             self._has_room(scheduled, budget_ms)
             and (request := self._next_prompt(scheduled, now, background)) is not None
@@ -212,19 +213,21 @@ class Planner:
             if count == request.until_snapshot_point < request.prompt_left:
                 scheduled.at_snapshot_point.add(request)
             self._order.served(request, count, batch.prefilling)
+            left_ms = self._cost.chunk_ms(0, len(request.slots), request.prompt_left, span=0)
             scheduled.add_chunk(request, count, self._memory, now)
             self._memory.publish(request)
             batch.planned(request)
             before, scheduled.expected_ms = scheduled.expected_ms, self._cost.predict(scheduled.shape)
-            budget_ms -= scheduled.expected_ms - before
+            chunk_ms = scheduled.expected_ms - before
+            budget_ms -= chunk_ms
+            short_ms += chunk_ms if self._pace.is_short(left_ms, alone_ms) else 0.0
             if request.state is not State.PREFILL:  # its first token must not wait for other long prompts
                 spent = scheduled.expected_ms - alone_ms
                 budget_ms = min(budget_ms, self._pace.stall_ms(rows, alone_ms, 1.0) - spent)
         streams = self._limits.streams_prompts and scheduled.prompt_tokens
         next_ms = self._next_chunk_ms(rows) if streams else None
-        self._pace.planned(
-            rows, alone_ms, scheduled.expected_ms - alone_ms, protected_share, prompts, next_ms
-        )
+        stall_ms = scheduled.expected_ms - alone_ms
+        self._pace.planned(rows, alone_ms, stall_ms, protected_share, prompts, next_ms, short_ms)
 
     def _next_chunk_ms(self, rows: int) -> float:
         """Returns how long, in ms, the next chunk of the running prompts will stall `rows` decode rows; 0 if no

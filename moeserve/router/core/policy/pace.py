@@ -1,6 +1,6 @@
 """The prefill budget: how many milliseconds prompts may add to a step while other requests decode.
 
-Every step serves every decode row, and prompt tokens in the step delay ("stall") all of them. Two limits apply:
+Every step serves every decode row, and prompt tokens in the step delay ("stall") all of them. Three rules apply:
 
 - The length of one stall. Without a limit on inter-token latency, a stall is long enough to be efficient: a small chunk
   reads almost as many experts as a large one, so a chunk that lasts STALL_PER_FIXED_COST times as long as reading them
@@ -10,6 +10,9 @@ Every step serves every decode row, and prompt tokens in the step delay ("stall"
   is served while there is debt. So prompts get `prefill_share` of the time, in turns, and answers keep
   1 - prefill_share of their speed without prompts. If there are more prompts than answers, each prompt gets the time
   that it would get beside one answer, so that a backlog shrinks.
+- A short prompt, whose rest one chunk without answers would hold, gets a larger share (SHORT_ODDS). Later turns of
+  conversations are such prompts, of which most is cached. The sooner their answers begin, the more answers share the
+  reading of the experts: eight conversations take an eighth less time in all (docs/explanation/load.md).
 
 If a prompt's chunks stream experts from RAM to a GPU, whatever their size, a chunk beside answers is as large as a
 chunk without answers, and a prompt has few chunks. The time of the next chunk then counts as debt as soon as one is
@@ -40,6 +43,8 @@ LEAST_CHUNK = 16
 # takes 1 to 2 ms at the 99th percentile on a GPU's server.
 LATE_SHARE, LATE_MS = 0.05, 2.0  # the smaller of the two applies
 LEAST_BUDGET_MS = 1e-3  # smallest positive budget; a budget above 0 means that there is no debt
+# Factor by which the odds of short prompts against decode rows are larger: a share of 0.4 becomes 0.6.
+SHORT_ODDS = 2.25
 UNLIMITED_MS = 1e9
 
 
@@ -92,6 +97,11 @@ class Pace:
         short = max(alone_ms, STALL_PER_FIXED_COST * self._cost.fixed_ms(rows))
         return protected_share * short + (1.0 - protected_share) * long
 
+    def is_short(self, left_ms: float, alone_ms: float) -> bool:
+        """Returns whether a prompt is short whose rest takes `left_ms` milliseconds, beside decode rows that take
+        `alone_ms`."""
+        return left_ms <= self.stall_ms(0, alone_ms, 0.0)
+
     def planned(
         self,
         rows: int,
@@ -100,13 +110,16 @@ class Pace:
         protected_share: float,
         prompts: int,
         next_ms: float | None = None,
+        short_ms: float = 0.0,
     ) -> None:
         """Accounts for a planned step that stalls its decode rows for `stall_ms`, while `prompts` prompts could be
-        served. next_ms: for streaming prompts, how long the next chunk of a running prompt will stall them; 0: no next
-        chunk."""
+        served. short_ms: the part of the stall that is due to short prompts. next_ms: for streaming prompts, how long
+        the next chunk of a running prompt will stall them; 0: no next chunk."""
         if not rows or self._share == 1.0:
             self._debt_ms = self._ahead_ms = 0.0
             return
+        if not self._streams:
+            stall_ms -= short_ms * (1.0 - 1.0 / SHORT_ODDS)
         if next_ms is not None:
             stall_ms += next_ms - self._ahead_ms
             self._ahead_ms = next_ms
