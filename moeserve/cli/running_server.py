@@ -120,7 +120,7 @@ def request_of(url: str, api_key: str | None, body: Any = None) -> urllib.reques
     if api_key is not None:
         if not (api_key.isascii() and api_key.isprintable()):
             raise UserError(
-                "--api-key: has a line break, or characters that are not ASCII: HTTP cannot send it"
+                "--api-key: has a line break, or characters that are not ASCII, which HTTP cannot send; correct it"
             )
         headers["Authorization"] = f"Bearer {api_key}"
     data = None if body is None else json.dumps(body).encode()

@@ -149,7 +149,7 @@ def _method(name: object) -> DraftMethod:
     if name == "ngram" or name == "auto" or name == "draft_model" or name == "mtp" or name == "eagle3":
         return name
     raise ValueError(
-        f'method {json.dumps(name)}: "mtp", "draft_model", "eagle3", "ngram" and "auto" are supported'
+        f'method {json.dumps(name)} is not supported; choose "mtp", "draft_model", "eagle3", "ngram" or "auto"'
     )
 
 

@@ -333,7 +333,7 @@ def _template_of(config: ServerConfig) -> str | None:
                 "flag out to use the model's own"
             ) from error
         raise ConfigError(
-            f"--chat-template: {config.chat_template} cannot be read: {error.strerror}"
+            f"--chat-template: {config.chat_template} cannot be read: {error.strerror}; correct the path or its rights"
         ) from error
 
 

@@ -37,7 +37,7 @@ def explained(name: HubName) -> Iterator[None]:
         yield
     except GatedRepoError as error:
         raise HubError(
-            f"{name}: access has to be granted: ask for it at {hub}/{name.repo}, then set HF_TOKEN to a token of yours"
+            f"{name}: access has to be granted; ask for it at {hub}/{name.repo}, then set HF_TOKEN to a token of yours"
         ) from error
     except RevisionNotFoundError as error:
         raise HubError(

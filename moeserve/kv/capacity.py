@@ -123,6 +123,6 @@ def _check_total(slots: int, window_slots: int, budget: KvMemoryBudget, layout: 
     if needed > budget.free_bytes:
         raise ConfigError(
             f"--max-total-tokens {slots} needs {needed / GIB:.1f} GiB for the KV pool, but "
-            f"{budget.free_bytes / GIB:.1f} GiB are free after the weights: ask for at most "
+            f"{budget.free_bytes / GIB:.1f} GiB are free after the weights; ask for at most "
             f"{budget.tokens(layout, budget.share)}"
         )

@@ -42,7 +42,7 @@ def plan_state_slots(
     if running > free_bytes:
         raise ConfigError(
             f"--max-num-seqs {max_num_seqs} needs {running / GIB:.1f} GiB for recurrent state, but "
-            f"{free_bytes / GIB:.1f} GiB are free after the weights: ask for at most {free_bytes // bytes_per_state}"
+            f"{free_bytes / GIB:.1f} GiB are free after the weights; ask for at most {free_bytes // bytes_per_state}"
         )
     spare = free_bytes - running
     if budget_bytes is None:

@@ -27,7 +27,7 @@ def prepare_limits() -> None:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
         raise ConfigError(
-            f"the limit of open files is {files}, and a server needs {MIN_OPEN_FILES} at least: raise it (ulimit -n, "
+            f"the limit of open files is {files}, and a server needs {MIN_OPEN_FILES} at least; raise it (ulimit -n, "
             "LimitNOFILE= of systemd, nofile of Docker's ulimits)"
         )
     wanted = MAX_OPEN_FILES if files == resource.RLIM_INFINITY else min(files, MAX_OPEN_FILES)

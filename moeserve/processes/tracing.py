@@ -53,7 +53,10 @@ def traces_url(flag: str | None, environment: Mapping[str, str]) -> str | None:
         )
     for variable in _PROTOCOL_VARIABLES:
         if environment.get(variable, _PROTOCOL) != _PROTOCOL:
-            raise ConfigError(f"{variable}: only {_PROTOCOL} is supported, not {environment[variable]!r}")
+            raise ConfigError(
+                f"{variable}: only {_PROTOCOL} is supported, not {environment[variable]!r}; unset the "
+                "variable"
+            )
     if not _is_installed():
         raise ConfigError(f"{source}: traces need OpenTelemetry: pip install 'moeserve[otel]'")
     return url

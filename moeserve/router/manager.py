@@ -288,7 +288,9 @@ class RouterManager:
             return
         if not _has_as_much(ready, self._first):
             raise RuntimeError(
-                "the new worker has fewer slots than the first, or another number of KV pools (--kv-window-ratio): "
+                "the new worker has fewer slots than the first, or another number of KV pools; give both the same "
+                "memory and "
+                "--kv-window-ratio: "
                 f"{ready}, not {self._first}"
             )
         self._worker = worker

@@ -258,6 +258,6 @@ def _valid(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode"
+            f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode; remove it"
         ) from error
     return text

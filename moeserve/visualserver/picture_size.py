@@ -29,7 +29,9 @@ class StretchRule(msgspec.Struct, frozen=True, tag=True):
             scale = max(self.factor / height, self.factor / width)
             height, width = int(height * scale), int(width * scale)
         if max(height, width) > MOST_ASPECT * min(height, width):
-            raise ValueError(f"a picture's longer side may be at most {MOST_ASPECT} times its shorter side")
+            raise ValueError(
+                f"a picture's longer side may be at most {MOST_ASPECT} times its shorter side; crop or pad it"
+            )
         sides = height, width
         rounded = [
             round(side / self.factor) * self.factor for side in sides
@@ -76,7 +78,9 @@ class FrameRule(msgspec.Struct, frozen=True, tag=True):
             scale = max(self.factor / height, self.factor / width)
             height, width = int(height * scale), int(width * scale)
         if max(height, width) > MOST_ASPECT * min(height, width):
-            raise ValueError(f"a video's longer side may be at most {MOST_ASPECT} times its shorter side")
+            raise ValueError(
+                f"a video's longer side may be at most {MOST_ASPECT} times its shorter side; crop or pad it"
+            )
         rounded = [round(side / self.factor) * self.factor for side in (height, width)]
         area, max_pixels = even * rounded[0] * rounded[1], share * self.num_frames
         if area > max_pixels:

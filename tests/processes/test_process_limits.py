@@ -27,7 +27,7 @@ MIB = 1 << 20
         pytest.param(
             resource.RLIMIT_AS,
             1537 * MIB,
-            "are free after the weights: ask for at most",
+            "are free after the weights; ask for at most",
             marks=pytest.mark.slow,
         ),
     ],

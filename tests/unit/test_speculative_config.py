@@ -45,7 +45,10 @@ def test_ngram(more: str, drafts: Drafts) -> None:
             '{"method": "dflash", "model": "z/head", "num_speculative_tokens": 4}',
             '"dflash": of the heads that read',
         ),
-        ('{"method": "lookahead", "num_speculative_tokens": 4}', '"lookahead": "mtp", "draft_model"'),
+        (
+            '{"method": "lookahead", "num_speculative_tokens": 4}',
+            '"lookahead" is not supported; choose "mtp", "draft_model"',
+        ),
         (
             '{"method": "mtp", "disable_by_batch_size": 8}',
             "disable_by_batch_size 8: leave it out: the number",

@@ -114,7 +114,8 @@ def server_of(flags: Sequence[str]) -> Iterator[str]:
                 )
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"{FLAG}: the server was not ready at {url} within {READY_S / 60:g} minutes"
+                    f"{FLAG}: the server was not ready at {url} within {READY_S / 60:g} minutes; its own lines above "
+                    "say why, or choose a smaller model"
                 )
             time.sleep(0.1)
         yield url

@@ -209,7 +209,7 @@ def _zeros(stream: CpuStream, kind: QuantType, shape: tuple[int, ...]) -> Matrix
     if nbytes > free:
         raise ConfigError(
             f"measuring this machine takes {nbytes / GIB:.2f} GiB of memory and {free / GIB:.2f} GiB are "
-            f"free{limit_note()}"
+            f"free{limit_note()}; free some, or give the rates (--cpu-bandwidth, --cpu-gops)"
         )
     return stream.pack(np.zeros(nbytes, np.uint8), int(kind), shape)
 

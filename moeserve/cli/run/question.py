@@ -62,4 +62,7 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise UserError("standard input is neither UTF-8 text nor a PNG, JPEG, WebP or GIF picture") from None
+        raise UserError(
+            "standard input is neither UTF-8 text nor a PNG, JPEG, WebP or GIF picture; convert it to one "
+            "of these"
+        ) from None

@@ -59,7 +59,8 @@ def _simulation(args: argparse.Namespace) -> Simulation:
     config = read_options({name: getattr(args, name) for name in SHARED}, os.environ)
     if config.max_total_tokens is None:
         raise ConfigError(
-            "--max-total-tokens is needed: the size of the KV pool, which the server logs when it is ready"
+            "--max-total-tokens is missing; give the size of the KV pool in tokens, which the server logs when it is "
+            "ready"
         )
     if args.dataset_name == WITH_PICTURES:
         raise ConfigError(f"--dataset-name {WITH_PICTURES}: pictures are not simulated; choose another")

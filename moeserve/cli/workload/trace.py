@@ -125,7 +125,7 @@ def _check(line: TraceLine, before: list[TraceLine]) -> None:
         raise ValueError("`prefix` and `prefix_len` come together")
     if line.prefix is not None and (before or line.prompt is not None):
         raise ValueError(
-            "`prefix` is for the first turn of a conversation, and for a prompt given by its length"
+            "`prefix` is for the first turn of a conversation, and for a prompt given by its length; leave it out here"
         )
     if before and line.prompt is None and line.whole_len <= before[-1].whole_len + before[-1].output_len:
         raise ValueError(

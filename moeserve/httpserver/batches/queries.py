@@ -41,7 +41,9 @@ def queries(request: Request, *known: str) -> dict[str, str]:
     """Returns the query parameters. Raises ApiError 400 for an unknown one."""
     for name in request.query_params:
         if name not in known:
-            raise ApiError(400, f"{name[:200]}: there is no such query parameter", code="unknown_parameter")
+            raise ApiError(
+                400, f"{name[:200]}: there is no such query parameter; leave it out", code="unknown_parameter"
+            )
     return dict(request.query_params)
 
 

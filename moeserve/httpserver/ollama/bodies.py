@@ -131,7 +131,9 @@ class Message(RequestModel):
     def _images_are_pictures(self) -> Message:
         if self.pictures and self.role not in ("user", "tool"):
             raise PydanticCustomError(
-                "images", "messages of the role {role} cannot have images", {"role": self.role}
+                "images",
+                "messages of the role {role} cannot have images; send them in a message of role user",
+                {"role": self.role},
             )
         return self
 

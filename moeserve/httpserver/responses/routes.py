@@ -184,7 +184,9 @@ def _starting_after(request: Request) -> int:
 def _refuse_queries(request: Request, *known: str) -> None:
     for name in request.query_params:
         if name not in known:
-            raise ApiError(400, f"{name[:200]}: there is no such query parameter", code="unknown_parameter")
+            raise ApiError(
+                400, f"{name[:200]}: there is no such query parameter; leave it out", code="unknown_parameter"
+            )
 
 
 def _page(request: Request) -> tuple[int, str, str | None]:

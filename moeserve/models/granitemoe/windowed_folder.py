@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.granitemoe.dense import MAPPING as DENSE
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -69,10 +69,12 @@ def _thetas(path: Path, config: Mapping[str, Any], layers: int) -> dict[str, Met
     rotates = layer_flags(path, config, layers, theirs, (0, 1))
     if given is None:
         if rotates is not None and not all(rotates):
-            raise ModelError(path, f"{theirs!r} names layers without positions, and {name!r} is missing")
+            raise SettingError(path, f"{theirs!r} names layers without positions, and {name!r} is missing")
         return {}
     if not isinstance(given, list) or len(given) != layers:
-        raise ModelError(path, f"{name!r} is {given!r:.80}; a number for each of {layers} layers is expected")
+        raise SettingError(
+            path, f"{name!r} is {given!r:.80}; a number for each of {layers} layers is expected"
+        )
     thetas = [number(path, {name: each}, name, 0, 1e12) for each in given]
     if rotates is not None and rotates != [each != 0 for each in thetas]:
         raise ModelError(path, f"{name!r} and {theirs!r} do not agree; leave the wrong one out")

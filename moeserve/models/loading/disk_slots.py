@@ -80,7 +80,9 @@ def experts_on_disk(source: ModelSource, names: Sequence[str]) -> ExpertsOnDisk:
         at = source.experts_in_file(name)
         if at is None:
             raise ModelError(
-                source.path, f"{name}: experts on disk need a GGUF file that contains the weights"
+                source.path,
+                f"{name}: experts on disk need a GGUF file that contains the weights; use one, or leave "
+                "--load-format dummy out",
             )
         found.append(at)
     gate, up, down = found

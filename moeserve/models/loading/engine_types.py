@@ -31,6 +31,6 @@ def check_gpu_types(source: ModelSource, names: Iterable[str]) -> None:
         if not kind.gpu:
             raise ModelError(
                 source.path,
-                f"tensor {name!r} is of type {kind.name}, which only the CPU engine reads: run the model with "
+                f"tensor {name!r} is of type {kind.name}, which only the CPU engine reads; run the model with "
                 "--device cpu",
             )

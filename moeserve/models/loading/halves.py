@@ -21,12 +21,14 @@ def pack_halves(
     if cols // 2 % tensor.type.block_columns:
         raise ModelError(
             source.path,
-            f"tensor {name!r}: half of its {cols} columns is not a whole number of {tensor.type.name} blocks",
+            f"tensor {name!r}: half of its {cols} columns is not a whole number of {tensor.type.name} blocks; choose "
+            "a file of other types, such as F16",
         )
     if tensor.order is not None:
         raise ModelError(
             source.path,
-            f"tensor {name!r} has its columns in another order (desc_act), which is not supported here",
+            f"tensor {name!r} has its columns in another order (desc_act), which is not supported here; choose a file "
+            "without it",
         )
     stored = source.data(name)
     data = (stored if shape is None else bytes_in_halves(shape, name, stored, rows)).reshape(rows, 2, -1)

@@ -34,7 +34,7 @@ def test_command_prints_a_table_and_saves_the_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "--max-total-tokens is needed"),
+        ("", "--max-total-tokens is missing"),
         ("--max-total-tokens 63", "--max-total-tokens: must be between"),
         ("--max-total-tokens 640 --base-ms 5 --step-time x", "no effect beside --step-time"),
         ("--max-total-tokens 640 --step-time /no/such/file", "No such file"),

@@ -220,7 +220,7 @@ def _thinking(
             return None
         raise ConfigError(
             f"--reasoning-parser {flag}: the model's vocabulary lacks the token {tags.open_token} or {tags.close}, or "
-            "has it as a control token"
+            "has it as a control token; leave the flag out, or name the format that the model was trained with"
         )
     return ThinkingTokens(open_id, close_id, tuple(tokenizer.encode_rest(tags.ending)), tags)
 

@@ -267,14 +267,19 @@ class Message(RequestModel):
             # An assistant's are those of another model that draws, in a conversation that goes on here.
             if self.role not in ("user", "assistant", "tool", "function"):
                 raise PydanticCustomError(
-                    "content", "messages of role {role} cannot contain pictures and PDFs", {"role": self.role}
+                    "content",
+                    "messages of role {role} cannot contain pictures and PDFs; send them in a message of "
+                    "role user",
+                    {"role": self.role},
                 )
         elif not isinstance(self.content, str):
             raise PydanticCustomError("content", "content must be a string or a list of text parts")
         if self.role == "function" and not self.name:
             raise PydanticCustomError("name", "name is required for the role function")
         if self.function_call is not None and self.tool_calls:
-            raise PydanticCustomError("function_call", "function_call cannot be combined with tool_calls")
+            raise PydanticCustomError(
+                "function_call", "function_call cannot be combined with tool_calls; send tool_calls only"
+            )
         return self
 
     @property

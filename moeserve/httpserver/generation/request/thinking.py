@@ -53,7 +53,7 @@ def thinking_options(
     is_enabled = False if value == 0 else None
     if is_enabled is False and kwargs.get("enable_thinking") is True:
         raise PydanticCustomError(
-            "chat_template_kwargs", "enable_thinking contradicts {name}", {"name": name}
+            "chat_template_kwargs", "enable_thinking contradicts {name}; send one of them", {"name": name}
         )
     return ThinkingOptions(is_enabled, value, name, effort if len(named) == 1 else None)
 

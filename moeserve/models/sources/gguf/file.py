@@ -175,7 +175,9 @@ def split_set(path: Path) -> list[Path]:
     missing = [part.name for part in paths if not part.exists()]
     if missing:
         raise GGUFError(
-            path, f"{len(missing)} of the {parts} files of this split set are missing: {listed(missing)}"
+            path,
+            f"{len(missing)} of the {parts} files of this split set are missing: {listed(missing)}; download "
+            "them to the same folder",
         )
     return paths
 
