@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.embed.reference import EMBEDDED
-from moeserve.kernels.linear.op import GEMV_TOKENS, GemmTile, linear, run_gemm
-from moeserve.kernels.linear.operands import weight_of
+from moeserve.kernels.linear import wide_matrices
+from moeserve.kernels.linear.op import GEMV_TOKENS, GemmTile, is_gemv, linear, run_gemm
+from moeserve.kernels.linear.operands import Weight, weight_of
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import Planes, dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
@@ -76,6 +79,38 @@ def test_more_columns_than_a_pass_takes(tokens: int, live: int) -> None:
     p, x = planes_of(weights.Type.Q4_K, 3, 5120), activations("gaussian", tokens, 5120)
     expected = reference(round_trip(x), dequantize(p, 0).cpu())[:live]
     assert nmse(run(p, x, live, integer=True), expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "cols", "tokens", "live"),
+    [
+        (weights.Type.Q4_K, 4352, 3, 2),
+        (weights.Type.Q6_K, 4352, 8, 7),
+        (weights.Type.Q8_0, 4128, 4, 4),  # 32 columns in the last K block
+    ],
+    ids=str,
+)
+def test_wide_matrices(
+    monkeypatch: pytest.MonkeyPatch, kind: weights.Type, cols: int, tokens: int, live: int
+) -> None:
+    """The tensor cores multiply float32 activations that they round to bfloat16. The last row fills no tile."""
+    monkeypatch.setattr(wide_matrices, "WIDE_ROWS", 33)
+    p, x = planes_of(kind, 33, cols), activations("outlier channels", tokens, cols)
+    expected = reference(x.bfloat16().float(), dequantize(p, 0).cpu())[:live]
+    assert nmse(run(p, x, live, integer=True), expected) < 1e-11
+
+
+def test_which_products_of_few_tokens_are_gemvs() -> None:
+    def matrix(rows: int, cols: int, kind: weights.Type = weights.Type.Q4_K) -> Weight:
+        return replace(small, format=QUANT_TYPES[int(kind)].planes_form, rows=rows, cols=cols)
+
+    small = weight_of(tensors(planes_of(weights.Type.Q4_K, 1, 256)), int(weights.Type.Q4_K), 256)
+    wide, x = matrix(5120, 4352), torch.empty(0)
+    assert [n for n in range(1, 10) if is_gemv(n, x, wide)] == [1, 2]
+    assert [n for n in range(1, 10) if is_gemv(n, None, wide)] == list(range(1, 9))  # int8 activations alone
+    for other in (matrix(5120, 4096), matrix(2048, 4352), matrix(5120, 4352, weights.Type.IQ3_S)):
+        assert is_gemv(8, x, other)
+    assert is_gemv(8, x, wide, matrix(5120, 4352, weights.Type.IQ3_S))  # one launch for both
 
 
 @pytest.mark.parametrize("tokens", [3, 20])

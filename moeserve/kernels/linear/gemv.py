@@ -3,7 +3,8 @@ columns.
 
 It loads the weights of up to 4,096 columns, 16 bytes per thread, before it waits for the kernel that computes the
 activations, so that both overlap. The codes stay in registers for T tokens, one after another. A matrix with more
-columns is read once for all T tokens, one block of columns after another (docs/results/gpu-engine.md).
+columns is read once for all T tokens, one block of columns after another; from 3 tokens on only where the tensor cores
+do not multiply it (wide_matrices.py).
 """
 
 # mypy: ignore-errors

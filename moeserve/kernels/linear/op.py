@@ -14,6 +14,7 @@ from moeserve.kernels.linear.large_batch import narrow_float_linear
 from moeserve.kernels.linear.narrow_gemm import narrow_gemm_kernel
 from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks, Weight, weight_of
 from moeserve.kernels.linear.sliced_k_gemm import gated_sliced_k_gemm_kernel, sliced_k_gemm_kernel
+from moeserve.kernels.linear.wide_matrices import WIDE_GEMV_TOKENS, is_wide
 from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
 from moeserve.quantization import BlockLayout
 
@@ -25,9 +26,24 @@ NARROW_ROWS, NARROW_TOKENS = 256, 512  # up to here a router's few rows do not f
 
 
 def gemv_tokens(rows: int) -> int:
-    """Returns the most tokens for which a product with `rows` rows of a quantised matrix is a GEMV, with int8
-    activations; with more tokens it takes float activations."""
+    """Returns the most tokens for which a product with `rows` rows of a quantised matrix may be a GEMV, with int8
+    activations; with more tokens it takes float activations in 16 bits."""
     return GEMV_TOKENS if rows <= MANY_ROWS else MANY_ROWS_GEMV_TOKENS
+
+
+def slices_k(*weights: Weight) -> bool:
+    """Returns whether sliced_k_gemm.py multiplies the matrices: it has no codebooks, and no scales per more than 32
+    columns or with zero points."""
+    return all(isinstance(w.format, BlockLayout) and w.format.slices_k for w in weights)
+
+
+def is_gemv(tokens: int, x: Tensor | None, *weights: Weight) -> bool:
+    """Returns whether `linear` takes a GEMV for this padded number of tokens: not for wide matrices that the tensor
+    cores multiply faster, if there are float activations for them."""
+    if tokens > gemv_tokens(weights[0].rows):
+        return False
+    by_tensor_cores = is_wide(weights[0].rows, weights[0].cols) and slices_k(*weights) and x is not None
+    return tokens <= WIDE_GEMV_TOKENS or not by_tensor_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +95,7 @@ _ANY = 1 << 31
 # stages for q, k and v from 33 tokens on: a layer of 64 takes 240 us instead of 244.
 DENSE_TILES: tuple[tuple[int, int, GemmTile], ...] = (
     (8, 4096, GemmTile(8, 32, 4, 4, 2, sliced_k=True)),
+    (8, 8192, GemmTile(8, 32, 8, 8, 2, sliced_k=True)),  # by reasoning: wide matrices with few tiles
     (8, _ANY, GemmTile(8, 64, 4, 4, 2, sliced_k=True)),
     (16, 4096, GemmTile(16, 32, 4, 4, 2, sliced_k=True)),
     (32, 4096, GemmTile(16, 32, 4, 8, 2, sliced_k=True)),
@@ -139,12 +156,12 @@ def linear(
     bias: Tensor | None = None,
 ) -> None:
     """Computes out[i] = W x[i] + bias for rows i < count[0]; the second matrix gives the last columns (both quantised,
-    or both floats). x, codes, scales: GpuActivations; bias float32 [rows of both], out [n, rows of both]. kind: ggml's
-    number of the weights' type."""
+    or both floats). x, codes, scales: GpuActivations; float32 x is rounded to bfloat16 where the tensor cores multiply
+    it; bias float32 [rows of both], out [n, rows of both]. kind: ggml's number of the weights' type."""
     weight = weight_of(planes, kind, cols)
     other = None if second is None else weight_of(second, second_kind, cols)
     n = len(out)
-    if n <= gemv_tokens(weight.rows):
+    if is_gemv(n, x, weight, *(() if other is None else (other,))):
         tokens = min(4, next_power_of_2(n))
         if n == 4 and weight.rows <= 4096:
             tokens = 2  # for at least 64 programs (4 tokens: 55 us per layer instead of 58)
@@ -243,9 +260,8 @@ def run_narrow_gemm(
 
 def _fitting(tile: GemmTile, *weights: Weight) -> GemmTile:
     """Returns a tile that fits float matrices, which have no K blocks and take two or more bytes per column of
-    shared memory: fewer stages. Codebooks, and scales per more than 32 columns or with zero points, are supported
-    only by gemm.py."""
-    if all(isinstance(w.format, BlockLayout) and w.format.slices_k for w in weights):
+    shared memory: fewer stages. Other matrices that cannot slice K are supported only by gemm.py."""
+    if slices_k(*weights):
         return tile
     return replace(tile, stages=2, sliced_k=False)
 

@@ -7,7 +7,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from moeserve.kernels.launch import COMPILED
 from moeserve.kernels.linear.gemm import route_pointers
+
+
+@triton.constexpr_function
+def mma_dtype(dtype):
+    """Returns the dtype that activations of `dtype` are multiplied in: float32 is rounded to bfloat16."""
+    return tl.bfloat16 if COMPILED and dtype == tl.float32 else dtype
+
+
+@triton.jit
+def rounded(a):
+    """Returns float32 activations rounded to bfloat16. The interpreter multiplies no bfloat16, so there the result has
+    the same values in float32."""
+    if COMPILED:
+        out = a.to(tl.bfloat16)
+    else:
+        bits = a.to(tl.int32, bitcast=True)
+        out = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    return out
 
 
 @triton.jit
@@ -38,6 +57,8 @@ def load_activations(
     if COLS % (KB * 128) != 0:
         live = live & (first * 128 + k < COLS)
     a = tl.load(x + first * 128, live, 0.0)
+    if a.dtype == tl.float32:
+        a = rounded(a)
     a = tl.reshape(a, [KB, 2, 2, 2, BM, 16])  # K blocks, fields, tokens, columns
     a = tl.permute(a, [0, 5, 4, 1, 2, 3])
     even, odd = tl.split(a)

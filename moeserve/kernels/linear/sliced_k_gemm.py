@@ -35,7 +35,7 @@ from moeserve.kernels.linear.gemm import (
 )
 from moeserve.kernels.linear.k_blocks import expert_planes
 from moeserve.kernels.linear.paired_weights import has_pairs, paired_weights, scale_and_negative_min
-from moeserve.kernels.linear.sliced_k_activations import activation_pointers, load_activations
+from moeserve.kernels.linear.sliced_k_activations import activation_pointers, load_activations, mma_dtype
 from moeserve.kernels.planes.triton import scale_and_min
 from moeserve.quantization import Scale
 
@@ -277,7 +277,7 @@ def multiply_k_blocks(
     up_bytes = bytes
     if F_UP is not None:
         up_bytes = up_codes.to(tl.pointer_type(tl.uint8))
-    dtype: tl.constexpr = x.dtype.element_ty
+    dtype: tl.constexpr = mma_dtype(x.dtype.element_ty)
     bias_rows = bias_rows_for(bytes, F, KB, RB, dtype)
     up_bias_rows = bias_rows
     if F_UP is not None:
