@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from moeserve.kernels.choice_rule import stride_of_choice
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
-from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
 from moeserve.models.buffers import BYTES, Buffer, GpuFloat, activation_buffers, arena_bytes
 from moeserve.models.column_orders import ColumnOrders
@@ -22,6 +21,7 @@ from moeserve.models.compressed_buffers import (
 )
 from moeserve.models.head_shortlist import most_panels
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
+from moeserve.models.integer_buffers import dense_integer_buffers, integer_rows
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.latent_expert_buffers import latent_expert_buffers
@@ -66,8 +66,6 @@ CHAIN_NUMBERS = 13  # uploaded once for each row of a chain, the first columns o
 # Room for LEAST_SCORED_ROWS rows at least.
 GPU_INDEX_SCORES = 1 << 25
 LEAST_SCORED_ROWS = 16
-# And attention's matrices (whole steps of 128 rows 1.014 times as fast, of 256 within 0.4%).
-DENSE_INTEGER_ROWS = range(9, 129)
 
 
 def unpacks_experts(rows: int, top_k: int, experts: int) -> bool:
@@ -196,14 +194,10 @@ def gpu_step_buffers(
         # The experts' input in quad order.
         buffers.append(Buffer("quads", (rows, model.experts_input_width), floats))
     if rows in INTEGER_ROWS and not float_weights:
-        buffers += _integer_rows("integer_x", rows, model.experts_input_width)
-        buffers += _integer_rows("integer_h", rows * top_k, model.expert_width)
-    # Widths of dense products' inputs.
-    inputs = [hidden, model.mixed_width, 0 if latent is None else latent.q_rank, model.layer_input_width]
-    inputs.append(model.latent_expert_width)
-    if rows in DENSE_INTEGER_ROWS and not float_weights and any(map(has_whole_super_blocks, inputs[:2])):
-        buffers += _integer_rows("integer_y", rows, max(inputs))
-        buffers.append(Buffer("integer_partials", (partial_numbers(rows),)))
+        buffers += integer_rows("integer_x", rows, model.experts_input_width)
+        buffers += integer_rows("integer_h", rows * top_k, model.expert_width)
+    if not float_weights:
+        buffers += dense_integer_buffers(model, rows)
     weighs_input = any(layer.moe is not None and layer.moe.weighs_input for layer in model.layers)
     if model.is_sandwiched or weighs_input:
         buffers += activation_buffers("experts_input", rows, hidden, acts, quantised=small)
@@ -256,16 +250,6 @@ def gpu_step_buffers(
     if adapter_rank:
         buffers += _adapter_buffers(model, rows, adapter_rank, wide)
     return tuple(buffers)
-
-
-def _integer_rows(name: str, rows: int, cols: int) -> list[Buffer]:
-    """Returns the buffers of kernels/linear/integers.IntegerRows."""
-    sums = -(-cols // 16)
-    return [
-        Buffer(name, (rows, cols), "float16"),
-        Buffer(f"{name}_sums", (rows, sums), "float16"),
-        Buffer(f"{name}_factors", (rows,)),
-    ]
 
 
 def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat) -> list[Buffer]:

@@ -31,7 +31,7 @@ def products(n: int, widest: int) -> DenseIntegers:
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(5120, 2048), (2048, 4096), (200, 768), (64, 512), (1000, 256)])
-@pytest.mark.parametrize(("n", "live"), [(16, 9), (32, 32), (64, 50), (128, 100)])
+@pytest.mark.parametrize(("n", "live"), [(4, 3), (8, 8), (16, 9), (32, 32), (64, 50), (128, 100)])
 def test_product(n: int, live: int, rows: int, cols: int) -> None:
     """Three times, because counters must be 0 again; numbers differ by 10^6, and the widest input is wider."""
     matrix = planes_of(Type.Q4_K, 1, rows, cols)
@@ -43,9 +43,33 @@ def test_product(n: int, live: int, rows: int, cols: int) -> None:
         x = torch.randn(n, cols, generator=g) * 10.0 ** torch.randint(-3, 4, (n, 1), generator=g)
         x = x.bfloat16().cuda()
         out = torch.full((n, rows), torch.nan, device="cuda")
-        dense.multiply(dense.order(x, counter(live)), matrix, out)
+        dense.multiply(dense.order(x, counter(live)), [matrix], out)
         for i in range(live):
             assert nmse(out[i].double().cpu(), (exact @ x[i].double()).cpu()) < 1e-6
+
+
+@pytest.mark.parametrize(("n", "live"), [(4, 4), (8, 5), (16, 16)])
+def test_two_matrices_side_by_side(n: int, live: int) -> None:
+    """As gate and up of a dense feed-forward, of float32 activations. Rows beyond `n` have no room, and none is
+    written."""
+    rows, cols = 4160, 4352
+    matrices = [planes_of(Type.Q4_K, 1, rows, cols) for _ in range(2)]
+    dense = products(n, cols)
+    room = torch.full((n + 1, 2 * rows), -7.0, device="cuda")
+    x = torch.randn(n, cols, generator=torch.Generator().manual_seed(n)).cuda()
+    dense.multiply(dense.order(x, counter(live)), matrices, room[:n])
+    assert (room[n] == -7).all()
+    exact = torch.cat([dequantize(matrix).double().view(rows, cols) for matrix in matrices])
+    for i in range(live):
+        assert nmse(room[i].double().cpu(), (exact @ x[i].double()).cpu()) < 1e-6
+
+
+def test_only_wide_matrices() -> None:
+    memory = products(8, 8192)
+    dense = DenseIntegers(memory._ordered, memory._partials, only_wide=True)
+    assert dense.takes(planes_of(Type.Q4_K, 1, 4096, 4352))
+    assert not dense.takes(planes_of(Type.Q4_K, 1, 4096, 4096))
+    assert not dense.takes(planes_of(Type.Q4_K, 1, 2048, 4352))
 
 
 def test_what_is_not_taken() -> None:
@@ -64,7 +88,7 @@ def test_the_sum_of_pieces_is_the_same_each_time() -> None:
     results = []
     for _ in range(50):
         out = torch.empty(n, rows, device="cuda")
-        dense.multiply(ordered, matrix, out)
+        dense.multiply(ordered, [matrix], out)
         results.append(out)
     assert all(torch.equal(one, results[0]) for one in results)
     assert rows // 64 * pieces_by_columns(rows, cols // 256, 1) <= MOST_PIECES

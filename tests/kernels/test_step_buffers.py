@@ -21,6 +21,7 @@ from moeserve.models.blocks.cpu.workspace import (
 from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.buffers import Buffer, arena_bytes
 from moeserve.models.cpu_step_buffers import cpu_step_buffers
+from moeserve.models.feed_forward import DenseFfnShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
@@ -205,3 +206,16 @@ def test_blocks_of_routes_are_for_the_experts_that_are_here() -> None:
     )
     assert few.routes.shape == (2 + rows * SHAPE.top_k // block, block)
     assert len(all_of_them.expert) - len(few.expert) == SHAPE.num_experts - 2
+
+
+@pytest.mark.parametrize(("hidden", "width", "columns"), [(5120, 64, 5120), (64, 4352, 4352), (4096, 64, 0)])
+def test_few_rows_have_integers_only_for_wide_matrices(hidden: int, width: int, columns: int) -> None:
+    (layer,) = SHAPE.layers
+    shape = replace(SHAPE, hidden_size=hidden, layers=(replace(layer, ffn=DenseFfnShape(width)),))
+    for rows in (1, 2, 4, 8):
+        buffers = {b.name: b for b in gpu_step_buffers(shape, rows, "bfloat16", float_weights=False)}
+        assert ("integer_y" in buffers) == (columns > 0 and rows > 2), rows
+        if "integer_y" in buffers:
+            assert buffers["integer_y"].shape == (rows, columns)
+    floats = gpu_step_buffers(shape, 4, "bfloat16", float_weights=True)
+    assert all(buffer.name != "integer_y" for buffer in floats)

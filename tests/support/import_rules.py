@@ -168,6 +168,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.compressed",
         "moeserve.models.interface",
     },
+    "moeserve.models.integer_buffers": {
+        "moeserve.kernels.linear.integer_pieces",
+        "moeserve.kernels.linear.wide_matrices",
+        "moeserve.models.buffers",
+        "moeserve.models.interface",
+    },
     "moeserve.models.latent_expert_buffers": {"moeserve.models.buffers", "moeserve.models.interface"},
     "moeserve.models.layer_input_buffers": {"moeserve.models.buffers", "moeserve.models.interface"},
     "moeserve.models.residual_buffers": {"moeserve.models.buffers", "moeserve.models.residual"},
@@ -188,6 +194,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.step_buffers": {
         "moeserve.models.buffers",
         "moeserve.models.compressed_buffers",
+        "moeserve.models.integer_buffers",
         "moeserve.models.latent_expert_buffers",
         "moeserve.models.layer_input_buffers",
         "moeserve.models.residual_buffers",
@@ -201,7 +208,6 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.latent",
         "moeserve.models.mamba2",
         "moeserve.models.recurrence",
-        "moeserve.kernels.linear.integer_pieces",
         "moeserve.models.residual",
         "moeserve.kernels.choice_rule",
     },

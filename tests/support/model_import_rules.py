@@ -31,6 +31,7 @@ MODEL_FILES = {
     "moeserve.models.compressed_buffers",
     "moeserve.models.indexer",
     "moeserve.models.latent",
+    "moeserve.models.integer_buffers",
     "moeserve.models.latent_expert_buffers",
     "moeserve.models.layer_input_buffers",
     "moeserve.models.mamba2",

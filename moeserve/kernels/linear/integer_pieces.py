@@ -7,6 +7,7 @@ from moeserve.quantization.quant_type import SUPER_BLOCK
 # A piece's rows of the matrix, of activations at most, and super-blocks at once. Measured with the kernel before
 # warpgroups: at most 8% behind the fastest tile for each of six products (docs/results/gpu-kernels.md).
 PIECE_ROWS, PIECE_TOKENS, SUPER_BLOCKS = 64, 32, 2
+LEAST_TOKENS = 8  # of a piece: the fewest columns of a warpgroup's product
 MOST_PIECES = 256  # a product of fewer pieces is divided by columns too, into up to this number
 MOST_SPLITS = 8
 
@@ -27,6 +28,11 @@ def pieces_by_columns(rows: int, super_blocks: int, token_blocks: int) -> int:
     return split
 
 
+def piece_tokens(tokens: int) -> int:
+    """Returns a piece's rows of activations in products of up to `tokens` rows, a power of two."""
+    return max(LEAST_TOKENS, min(PIECE_TOKENS, tokens))
+
+
 def partial_numbers(tokens: int) -> int:
     """Returns the room, in numbers, that partial results of up to `tokens` rows of activations need."""
-    return MOST_PIECES * PIECE_ROWS * min(PIECE_TOKENS, tokens)
+    return MOST_PIECES * PIECE_ROWS * piece_tokens(tokens)

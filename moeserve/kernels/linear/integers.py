@@ -6,6 +6,7 @@ The routed experts' products are in experts/integers.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,11 @@ from moeserve.kernels.linear.integer_pieces import (
     PIECE_TOKENS,
     SUPER_BLOCKS,
     has_whole_super_blocks,
+    piece_tokens,
     pieces_by_columns,
 )
 from moeserve.kernels.linear.operands import RouteBlocks
+from moeserve.kernels.linear.wide_matrices import is_wide
 from moeserve.kernels.planes import Planes
 from moeserve.quantization import Scale
 from moeserve.quantization.quant_type import SUPER_BLOCK
@@ -64,9 +67,10 @@ def has_integers(planes: Planes) -> bool:
 def integer_order(x: Tensor, count: Tensor, rows: IntegerRows, top_k: int = 1) -> None:
     """Prepares rows below count[0] * top_k of x [n, cols]."""
     n, cols = x.shape
+    block = next_power_of_2(cols)
     integer_order_kernel(
-        (n,), x, count, rows.x, rows.sums, rows.factors, cols, top_k, next_power_of_2(cols), pdl(), num_warps=4,
-        launch_pdl=pdl(),
+        (n,), x, count, rows.x, rows.sums, rows.factors, cols, top_k, block, pdl(),
+        num_warps=min(16, max(4, block // 2048)), launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -106,19 +110,22 @@ def launch(
 class DenseIntegers:
     """Products of up to `rows` rows with whole matrices. Owns the pieces' counters, which are 0 between launches."""
 
-    def __init__(self, ordered: IntegerRows, partials: Tensor) -> None:
+    def __init__(self, ordered: IntegerRows, partials: Tensor, *, only_wide: bool = False) -> None:
         """ordered: memory for the activations, of the widest input. partials: float32, `partial_numbers` of the
-        rows."""
-        self._rows = len(ordered.x)
-        self._ordered, self._partials = ordered, partials
-        block = min(PIECE_TOKENS, self._rows)
+        rows. only_wide: whether a GEMV is faster for matrices that are not wide."""
+        rows = len(ordered.x)
+        self._ordered, self._partials, self._only_wide = ordered, partials, only_wide
+        block = piece_tokens(rows)
         device = partials.device
-        routes = torch.arange(self._rows, dtype=torch.int32, device=device).view(-1, block)
+        routes = torch.arange(-(-rows // block) * block, dtype=torch.int32, device=device).view(-1, block)
+        routes[routes >= rows] = -1
         self._routing = RouteBlocks(torch.zeros(len(routes), dtype=torch.int32, device=device), routes)
         self._counters = torch.zeros(MOST_PIECES, dtype=torch.int32, device=device)
 
     def takes(self, planes: Planes) -> bool:
-        """Returns whether `multiply` computes products with a matrix."""
+        """Returns whether `multiply` is to compute products with a matrix."""
+        if self._only_wide and not is_wide(planes.rows, planes.cols):
+            return False
         return planes.cols <= self._ordered.x.shape[1] and has_integers(planes)
 
     def order(self, x: Tensor, count: Tensor) -> IntegerRows:
@@ -132,12 +139,15 @@ class DenseIntegers:
         integer_order(x, count, rows)
         return rows
 
-    def multiply(self, x: IntegerRows, planes: Planes, out: Tensor) -> None:
-        """Launches out = x W^T for a matrix with integers. out [rows, planes.rows], floats."""
+    def multiply(self, x: IntegerRows, matrices: Sequence[Planes], out: Tensor) -> None:
+        """Launches the products of x with matrices that have integers, of equally many rows, side by side in out [rows,
+        rows of all matrices], floats."""
         routing = self._routing
         blocks, block = routing.routes.shape
-        split = pieces_by_columns(planes.rows, planes.cols // SUPER_BLOCK, blocks)
         tile = IntegerTile(1, SUPER_BLOCKS, 2 if block == PIECE_TOKENS else 3)
-        launch(
-            x, planes, None, routing, out, tile=tile, split=split, partials=self._partials, counters=self._counters
-        )  # fmt: skip
+        for i, planes in enumerate(matrices):
+            split = pieces_by_columns(planes.rows, planes.cols // SUPER_BLOCK, blocks)
+            launch(
+                x, planes, None, routing, out.view(-1)[i * planes.rows :], tile=tile, parts=len(matrices), split=split,
+                partials=self._partials, counters=self._counters,
+            )  # fmt: skip

@@ -92,6 +92,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         partial(experts_by_token, 1024),
     ],
     "linear, few": [partial(linear, 4, Q4, 512, 96, Q6, 32)],
+    "linear, wide": [partial(linear, 4, Q4, 4352, 4096, Q6, 32)],
     "linear, many": [partial(linear, 200, Q4, 512, 96, Q6, 32)],
     "linear, looked up": [partial(linear, 20, IQ4, 512, 96, None, 0)],
     "linear, floats": [partial(linear, 2, F32, 512, 96, None, 0), partial(linear, 20, F32, 512, 96, F32, 32)],
@@ -102,7 +103,12 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "experts, few": [partial(experts, 16, Q4, Q6)],
     "experts, some": [partial(experts, 30, Q4, Q6)],
     "experts, 128 and 256": [partial(experts, 128, Q4, Q6), partial(experts, 256, Q4, Q3_K)],
-    "experts by integers": [partial(integers, 16), partial(integers, 128), partial(integers, 1024)],
+    "experts by integers": [
+        partial(integers, 8),
+        partial(integers, 16),
+        partial(integers, 128),
+        partial(integers, 1024),
+    ],
     "experts by quads": [partial(quads, 256, Q4, Q6), partial(quads, 2048, Q6, Q4)],
     "experts, many": [partial(experts, 2000, Q4, Q6)],
     "experts and linear, unpacked": [

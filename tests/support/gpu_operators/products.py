@@ -18,7 +18,7 @@ from moeserve.kernels.linear.large_batch import BLOCK, UnpackScratch, large_batc
 from moeserve.kernels.lora import op as lora
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
-from moeserve.models.step_buffers import DENSE_INTEGER_ROWS
+from moeserve.models.integer_buffers import DENSE_INTEGER_ROWS
 from moeserve.quantization.quant_type import QuantType
 from moeserve.quantization.table import BF16
 from tests.support.gpu_operators.tensors import Q4, both, empty, f32, i32, weight
@@ -225,11 +225,11 @@ def integers(n: int) -> None:
     integers_up(x, gate, gate, s.routing, top_k, out, tile=s.method.up)
     integer_order(out, count, h, top_k)
     integers_down(h, down, s.routing, empty(n, top_k, hidden), tile=s.method.down)
-    if n in DENSE_INTEGER_ROWS:
+    if n < DENSE_INTEGER_ROWS.stop:
         dense = DenseIntegers(_integer_rows(n, hidden), empty(partial_numbers(n)))
         y = dense.order(empty(n, hidden, dtype=torch.bfloat16), count)
         for rows in (hidden, 32 * hidden):  # in pieces that share results, and not
-            dense.multiply(y, empty_planes(Q4, (1, rows, hidden), "meta"), empty(n, rows))
+            dense.multiply(y, [empty_planes(Q4, (1, rows, hidden), "meta")], empty(n, rows))
 
 
 def _integer_rows(n: int, cols: int) -> IntegerRows:

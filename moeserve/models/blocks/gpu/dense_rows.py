@@ -35,6 +35,7 @@ def multiply_dense(
     products = s.dense_products.view(-1)[: s.rows * 2 * width].view(s.rows, 2 * width)
     multiply(MergedLinear(w.gate, w.up, order=expert.order), s.y, count, products, s.dense)
     h = s.unrouted_h[width]
-    h = GpuActivations(None, h.codes, h.scales) if w.down.quantised else GpuActivations(h.x, None, None)
+    if not w.down.quantised:
+        h = GpuActivations(h.x, None, None)
     gated_rows(products, count, h, form)
-    multiply(MergedLinear(w.down), h, count, out)
+    multiply(MergedLinear(w.down), h, count, out, s.dense)

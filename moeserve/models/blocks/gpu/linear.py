@@ -17,6 +17,7 @@ from moeserve.kernels.linear.operands import weight_of
 from moeserve.models.blocks.gpu.arena_views import activations, part_of
 from moeserve.models.loading.gpu_weights import plane_tensors
 from moeserve.models.loading.merged_linear import MergedLinear
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ def dense_workspace(
     gathered = activations(views, "gathered") if "gathered" in views else None
     if "integer_y" not in views or floats != torch.bfloat16:
         return DenseWorkspace(unpack_scratch, None, gathered)
-    integers = DenseIntegers(integer_rows(views, "integer_y"), views["integer_partials"])
+    rows = integer_rows(views, "integer_y")
+    only_wide = len(rows.x) <= SMALL_BATCH_ROWS
+    integers = DenseIntegers(rows, views["integer_partials"], only_wide=only_wide)
     return DenseWorkspace(unpack_scratch, integers, gathered)
 
 
@@ -89,7 +92,8 @@ def _multiply(
     if takes_integers(weights, x, space):
         assert space.integers is not None
         assert x.x is not None
-        space.integers.multiply(space.integers.order(x.x, count) if ordered is None else ordered, first, out)
+        rows = space.integers.order(x.x, count) if ordered is None else ordered
+        space.integers.multiply(rows, (first,) if second is None else (first, second), out)
         return
     scratch = space.unpack_scratch
     if scratch is not None and scratch.fits(weights.rows, first.cols):
@@ -141,9 +145,11 @@ def multiply_all(
 
 def takes_integers(weights: MergedLinear, x: GpuActivations, space: DenseWorkspace) -> bool:
     """Returns whether a product is computed with weights as integers."""
-    if space.integers is None or x.x is None or weights.second is not None or weights.bias is not None:
+    if space.integers is None or x.x is None or weights.bias is not None:
         return False
-    return space.integers.takes(weights.first)
+    first, second = weights.first, weights.second
+    fits = second is None or (second.rows == first.rows and space.integers.takes(second))
+    return fits and space.integers.takes(first)
 
 
 def rows_of(x: GpuActivations) -> int:
