@@ -15,8 +15,8 @@ class ApiConfig(SeveralModelsConfig):
     host: str = option(
         "127.0.0.1",
         "Network",
-        "address to listen on. 127.0.0.1 accepts only programs on this machine; 0.0.0.0 other machines too, over "
-        "IPv4; :: also over IPv6",
+        "address to listen on. 127.0.0.1 accepts only programs on this machine; 0.0.0.0 other machines too, "
+        "over IPv4 (then set --api-key); :: also over IPv6",
     )
     allowed_host: tuple[str, ...] = option(
         (),
@@ -114,18 +114,19 @@ class ApiConfig(SeveralModelsConfig):
     max_requests_per_key: int | None = option(
         None,
         "Network",
-        "maximum number of open requests per API key; further ones get a 503. The server accepts --max-num-seqs + "
-        "--max-num-queued-reqs + 256 connections in all; a smaller number keeps one key from taking most of them "
-        "(default: --max-num-seqs + --max-num-queued-reqs)",
+        "maximum number of open requests per API key; further ones get a 503. The server accepts "
+        "--max-num-seqs + --max-num-queued-reqs + 256 connections in all; lower it to keep one key from "
+        "taking most of them (default: --max-num-seqs + --max-num-queued-reqs)",
         low=1,
         high=1 << 20,
     )
     max_idle_connections_per_address: int | None = option(
         None,
         "Network",
-        "maximum number of idle connections per client address (IPv6: per /64 network); if there are more, the one "
-        "that has been idle for longest is closed (default: --max-num-seqs + --max-num-queued-reqs + 128). All "
-        "addresses together may have 128 more",
+        "maximum number of idle connections per client address (IPv6: per /64 network); if there are more, "
+        "the one that has been idle for longest is closed. Lower it if single clients hold connections that "
+        "others need (default: --max-num-seqs + --max-num-queued-reqs + 128). All addresses together may "
+        "have 128 more",
         low=1,
         high=1 << 20,
     )
@@ -140,7 +141,8 @@ class ApiConfig(SeveralModelsConfig):
         "none",
         "Chat",
         "default sampling parameters. none: those of each API's specification; auto: those that the model "
-        "recommends, in generation_config.json or in the GGUF file. A request's own parameters come first",
+        "recommends, in generation_config.json or in the GGUF file. Choose auto if answers repeat "
+        "themselves or wander. A request's own parameters come first",
         choices=("none", "auto"),
     )
     override_generation_config: str | None = option(
@@ -219,8 +221,9 @@ class ApiConfig(SeveralModelsConfig):
     unknown_fields: str = option(
         "ignore",
         "Chat",
-        "request fields that the server does not know. ignore: drop them and log each name once; warn: drop them, log "
-        "each request and name them in the header x-moeserve-ignored-fields; error: refuse the request",
+        "request fields that the server does not know. ignore: drop them and log each name once; warn: drop "
+        "them, log each request and name them in the header x-moeserve-ignored-fields; error: refuse the "
+        "request, which finds misspelt fields",
         choices=("ignore", "warn", "error"),
     )
     mcp_servers: tuple[str, ...] = option(

@@ -95,10 +95,11 @@ class EngineConfig(SpeculativeConfig):
     unpacked_experts: float | Literal["auto"] | None = option(
         None,
         "GPU",
-        "GPU memory that holds experts a second time, as 16-bit floats, for as many layers as fit. Steps of more than "
-        "512 tokens then do not unpack these layers' weights, so prompts are read faster; the KV cache gets less "
-        "memory. auto: if all experts are on the GPU, what the KV cache cannot use, or up to half of its memory, as "
-        "long as it keeps 4096 tokens for each of --max-num-seqs requests (default: none)",
+        "GPU memory that holds experts a second time, as 16-bit floats, for as many layers as fit. Steps of "
+        "more than 512 tokens then do not unpack these layers' weights, so prompts are read faster; the KV "
+        "cache gets less memory. For servers with long prompts and GPU memory to spare. auto: if all "
+        "experts are on the GPU, what the KV cache cannot use, or up to half of its memory, as long as it "
+        "keeps 4096 tokens for each of --max-num-seqs requests (default: none)",
         low=0.01,
         high=1e6,
         choices=("auto",),
@@ -116,8 +117,8 @@ class EngineConfig(SpeculativeConfig):
         "GPU",
         "YAML file of rules that place tensors on the GPU or in RAM by name; tensors without a matching "
         "rule follow the other flags. On the CPU engine, rules choose the experts that stay in RAM when "
-        "others are on disk, for placements that --num-gpu-experts and --n-gpu-layers cannot say (default: "
-        "none)",
+        "others are on disk. For placements that --num-gpu-experts and --n-gpu-layers cannot express "
+        "(default: none)",
         metavar="PATH",
     )
     n_gpu_layers: int | None = option(
@@ -131,9 +132,10 @@ class EngineConfig(SpeculativeConfig):
     expert_cache: str = option(
         "auto",
         "GPU",
-        "whether experts move between RAM and GPU memory while the server runs. auto: if not all experts fit on the "
-        "GPU and RAM has room for all, the experts that the current texts use replace unused ones on the GPU; off: "
-        "experts stay where they were placed, and the same steps give the same bits",
+        "whether experts move between RAM and GPU memory while the server runs. auto: if not all experts "
+        "fit on the GPU and RAM has room for all, the experts that the current texts use replace unused "
+        "ones on the GPU; off: experts stay where they were placed, and the same steps give the same bits, "
+        "for comparisons",
         choices=("auto", "off"),
     )
     gpu_prefill_token_threshold: int | None = option(

@@ -46,7 +46,8 @@ class OperationConfig(EngineConfig):
         None,
         "Server",
         "write the results of each layer in the first steps (--debug-dump-steps) to this new folder, for "
-        "`moeserve compare-dumps` (the prompts can be reconstructed from it; default: none)",
+        "`moeserve compare-dumps`, which finds where two runs begin to differ (the prompts can be "
+        "reconstructed from it; default: none)",
         metavar="PATH",
     )
     debug_dump_steps: int | None = option(
@@ -74,8 +75,9 @@ class OperationConfig(EngineConfig):
     on_engine_loss: str = option(
         "continue",
         "Server",
-        "what happens to running answers when the engine crashes and restarts. continue: they continue from their "
-        "tokens so far; fail: they end with an error",
+        "what happens to running answers when the engine crashes and restarts. continue: they continue from "
+        "their tokens so far; fail: they end with an error, for clients that send failed requests again "
+        "themselves",
         choices=("continue", "fail"),
     )
     request_timeout: float | None = option(

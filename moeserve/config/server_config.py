@@ -56,9 +56,10 @@ class ServerConfig(OperationConfig):
     mmproj_device: str = option(
         "auto",
         "Model",
-        "where the vision tower computes. cuda: on the first NVIDIA GPU; cpu: on the CPU, in 16-bit integers with "
-        "AVX-512 VNNI (--isa), else in float32; auto: on the GPU if the model is there too and the tower takes at most "
-        "an eighth of the GPU memory, else on the CPU",
+        "where the vision tower computes. cuda: on the first NVIDIA GPU, which is fastest and takes memory "
+        "from the KV cache; cpu: on the CPU, in 16-bit integers with AVX-512 VNNI (--isa), else in float32; "
+        "auto: on the GPU if the model is there too and the tower takes at most an eighth of the GPU "
+        "memory, else on the CPU",
         choices=("auto", "cpu", "cuda"),
     )
     image_min_tokens: int | None = option(
@@ -194,7 +195,8 @@ class ServerConfig(OperationConfig):
     max_num_queued_tokens: int = option(
         1 << 20,
         "Capacity",
-        "maximum tokens of all waiting prompts together; further requests get a 503",
+        "maximum tokens of all waiting prompts together; further requests get a 503. Lower it to refuse "
+        "requests rather than let them wait long",
         low=1,
         high=1 << 30,
     )
@@ -231,9 +233,10 @@ class ServerConfig(OperationConfig):
     kv_cache_dtype: str = option(
         "auto",
         "Capacity",
-        "type of the KV cache. f16 (auto): 16 bits; q8_0: 8 bits with a scale per 32 numbers, for nearly twice as "
-        "many tokens at a small loss of accuracy. On a GPU also bf16, and fp8: e4m3 with a scale per token and head, "
-        "a little smaller than q8_0 and less accurate. MLA supports only f16",
+        "type of the KV cache. f16 (auto): 16 bits; q8_0: 8 bits with a scale per 32 numbers, for nearly "
+        "twice as many tokens at a small loss of accuracy. On a GPU also bf16, and fp8: e4m3 with a scale "
+        "per token and head, a little smaller than q8_0 and less accurate. Choose q8_0 if long contexts or "
+        "many requests do not fit. MLA supports only f16",
         choices=("auto", "f16", "bf16", "q8_0", "fp8"),
     )
     kv_ram: float | None = option(
@@ -295,8 +298,8 @@ class ServerConfig(OperationConfig):
     gpus: str = option(
         "1",
         "Device",
-        "divide the model among the first N NVIDIA GPUs, or among the GPUs with the listed numbers, such as 0,2; 1: "
-        "one GPU",
+        "divide the model among the first N NVIDIA GPUs, or among the GPUs with the listed numbers, such as "
+        "0,2, for a model that is larger than one GPU's memory or for more speed; 1: one GPU",
         metavar="N",
     )
     parallel: str = option(

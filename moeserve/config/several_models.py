@@ -22,8 +22,9 @@ class SeveralModelsConfig:
     models_memory: float | None = option(
         None,
         "Several models",
-        "RAM that the whole server may take, as `moeserve plan` estimates it; to load a model that does not fit, "
-        "others are unloaded (default: the RAM that is free at the start, less 5%)",
+        "RAM that the whole server may take, as `moeserve plan` estimates it; to load a model that does not "
+        "fit, others are unloaded. Lower it to leave RAM to other programs (default: the RAM that is free "
+        "at the start, less 5%)",
         low=0.1,
         high=1e6,
         metavar="GIB",
