@@ -74,7 +74,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(at[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen at {host}, port {port}: {error.strerror or error}; --listen names another address"
+            f"cannot listen at {host}, port {port}: {error.strerror or error}; name another address with --listen"
         ) from error
 
 

@@ -24,7 +24,7 @@ class OperationConfig(EngineConfig):
         "info",
         "Server",
         "least severe messages to log. warning: only what needs attention; info: also one line per request; debug: "
-        "also a line from each process that handles the request",
+        "also a line from each process that handles the request. Raise it to warning to leave the line per request out",
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = option(

@@ -91,7 +91,7 @@ def drafts_of(config: SpeculativeConfig) -> Drafts | None:
     except ValueError as error:
         raise ValueError(f"not valid JSON: {error}") from error
     if not isinstance(given, dict):
-        raise ValueError('expected a JSON object, as {"method": "ngram", "num_speculative_tokens": 4}')
+        raise ValueError('write a JSON object, as {"method": "ngram", "num_speculative_tokens": 4}')
     given = without_usual_fields({name: value for name, value in given.items() if value is not None})
     if "method" not in given and given.get("model") in LOOKUP_MODELS:
         given["method"] = given.pop("model").strip("[]")
@@ -174,5 +174,7 @@ def _lookup(given: dict[str, Any]) -> Lookup:
 def _count(given: dict[str, Any], name: str, default: int | None, most: int) -> int:
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ValueError(f"{name}: a whole number from 1 to {most} wanted, not {json.dumps(value)}")
+        raise ValueError(
+            f"{name}: a whole number from 1 to {most} wanted, not {json.dumps(value)}; correct it"
+        )
     return value

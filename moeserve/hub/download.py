@@ -244,7 +244,10 @@ def _check_kind(name: HubName, blob: _Blob) -> None:
     """Removes the content and raises HubError if it is a model by its name alone."""
     if blob.file.endswith(".gguf") and (problem := what_instead_of_gguf(blob.partial)):
         blob.partial.unlink()
-        raise HubError(f"{name}: {blob.file} on {address()} is not a GGUF file {problem}; it was not kept")
+        raise HubError(
+            f"{name}: {blob.file} on {address()} is not a GGUF file {problem}; it was not kept: try again, "
+            "or choose another file"
+        )
 
 
 def _cache_folder(name: HubName) -> Path:

@@ -38,7 +38,8 @@ class ExpertHeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for index, layer in enumerate(self.counts):
             if len(layer) != self.experts:
                 raise ValueError(
-                    f"`counts` has {len(layer)} experts in layer {index}, `experts` says {self.experts}"
+                    f"`counts` has {len(layer)} experts in layer {index}, `experts` says {self.experts}; export the "
+                    "file again"
                 )
 
 

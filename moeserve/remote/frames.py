@@ -89,7 +89,8 @@ class FrameReader:
                 raise FrameError(f"there is no frame of kind {number}") from None
             if length > MOST_BYTES[kind]:
                 raise FrameError(
-                    f"a {kind.name} frame of {length} bytes; at most {MOST_BYTES[kind]} are allowed"
+                    f"a {kind.name} frame of {length} bytes; at most {MOST_BYTES[kind]} are allowed; install one "
+                    "version on both machines"
                 )
             end = _HEADER.size + length
             if len(self._buffer) < end:

@@ -72,7 +72,7 @@ def read_order(asked: str | Sequence[str]) -> tuple[str, ...]:
     edits = [name for name in order if name in EDITS]
     if tuple(edits) != order[: len(edits)] or edits == list(reversed(EDITS)):
         raise ValueError(
-            "penalties must come first, then dry: they change logits before other samplers drop tokens"
+            "penalties must come first, then dry: they change logits before other samplers drop tokens; move them"
         )
     return order
 

@@ -236,7 +236,7 @@ def _encode(request: RenderRequest) -> bytes:
         raise TemplateError(f"the messages cannot be passed to the chat template: {error}") from error
     if len(frame) > MAX_REQUEST_BYTES:
         raise TemplateError(
-            f"the messages take {len(frame)} bytes; {MAX_REQUEST_BYTES} at most are supported"
+            f"the messages take {len(frame)} bytes; {MAX_REQUEST_BYTES} at most are supported; shorten them"
         )
     return frame
 

@@ -44,7 +44,9 @@ class VideoDecoder(MediaDecoder):
     def _of_pictures(self, files: tuple[bytes, ...], settings: VideoSettings, rule: FrameRule) -> Video:
         most = min(rule.most_frames, MOST_FRAMES)
         if len(files) > most:
-            raise PictureError(f"has {len(files)} frames; at most {most} are taken (--video-max-tokens)")
+            raise PictureError(
+                f"has {len(files)} frames; at most {most} are taken (--video-max-tokens); send fewer"
+            )
         rule = replace(rule, num_frames=max(2, len(files)))
         frames = [self._pictures.decode(file, rule) for file in files]
         if any(frame.shape != frames[0].shape for frame in frames):

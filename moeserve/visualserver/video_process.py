@@ -112,7 +112,10 @@ def _check_pixels(width: int, height: int) -> None:
     if width < 1 or height < 1:
         raise ValueError("its frames have no size")
     if width * height > MOST_VIDEO_PIXELS:
-        raise ValueError(f"it has {width} x {height} pixels; {MOST_VIDEO_PIXELS} at most are taken")
+        raise ValueError(
+            f"it has {width} x {height} pixels; {MOST_VIDEO_PIXELS} at most are taken; encode it in a "
+            "smaller size"
+        )
 
 
 def _count(data: bytes) -> tuple[int, float]:
@@ -134,7 +137,9 @@ def _count(data: bytes) -> tuple[int, float]:
     if total == 0:
         raise ValueError("it has no frames")
     if total / fps > MOST_VIDEO_SECONDS:
-        raise ValueError(f"it is {total / fps:.0f} s long; at most {MOST_VIDEO_SECONDS:.0f} s are taken")
+        raise ValueError(
+            f"it is {total / fps:.0f} s long; at most {MOST_VIDEO_SECONDS:.0f} s are taken; cut it"
+        )
     return total, fps
 
 

@@ -37,7 +37,7 @@ def test_ngram(more: str, drafts: Drafts) -> None:
     ("value", "cause"),
     [
         ("{", "not valid JSON"),
-        ("[]", "expected a JSON object"),
+        ("[]", "write a JSON object"),
         ('{"num_speculative_tokens": 4}', "method null"),
         ('{"method": "eagle3", "num_speculative_tokens": 4}', 'method eagle3 needs one, as "model"'),
         ('{"method": "medusa", "num_speculative_tokens": 4}', 'use "mtp" if the model has'),

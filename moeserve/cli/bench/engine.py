@@ -263,9 +263,8 @@ def check_fits(trace: RoutingTrace, runner: Runner) -> None:
     shape = (use.layers, use.experts, use.experts_per_token)
     if trace.shape != shape:
         raise ConfigError(
-            "--routing-trace: it records {} layers of {} experts, {} per token; the model has {}, {} and {}".format(
-                *trace.shape, *shape
-            )
+            "--routing-trace: it records {} layers of {} experts, {} per token; the model has {}, {} and {}: record "
+            "one with this model".format(*trace.shape, *shape)
         )
 
 

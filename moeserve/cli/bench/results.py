@@ -95,7 +95,10 @@ def read_results(path: Path) -> Results:
         raise ResultsError(f"{path}: more than one figure is called {min(twice)!r}")
     for figure in results.figures:
         if not math.isfinite(figure.value) or figure.value <= 0:
-            raise ResultsError(f"{path}: {figure.name!r} is {figure.value:g}; a ratio needs a figure above 0")
+            raise ResultsError(
+                f"{path}: {figure.name!r} is {figure.value:g}; a ratio needs a figure above 0: measure "
+                "it again"
+            )
     return results
 
 

@@ -100,13 +100,14 @@ def compare(a: Dump, b: Dump, tolerances: Tolerances) -> Result:
     shared = a.tensors & b.tensors
     if not any(name in (EMBEDDING, LOGITS) or name.startswith("layers.") for name in shared):
         raise DumpError(
-            "the two dumps have no values in common; docs/reference/debug-dumps.md has the tensors' names"
+            "the two dumps have no values in common; name dumps of one model (docs/reference/debug-dumps.md has the "
+            "tensors' names)"
         )
     for name in sorted(shared):
         if a.width(name) != b.width(name):
             raise DumpError(
                 f"{name} has {a.width(name)} columns in {a.folder} and {b.width(name)} in {b.folder}; these are "
-                "two models"
+                "two models: name dumps of one"
             )
     pairs = match(a.rows, b.rows)
     if not len(pairs):

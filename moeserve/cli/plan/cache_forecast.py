@@ -206,9 +206,8 @@ def _read(model: ModelShape, trace_file: str) -> RoutingTrace:
     trace = read_trace(Path(trace_file))
     if trace.shape != wanted:
         raise ConfigError(
-            "--routing-trace: it records {} layers of {} experts, {} per token; the model has {}, {} and {}".format(
-                *trace.shape, *wanted
-            )
+            "--routing-trace: it records {} layers of {} experts, {} per token; the model has {}, {} and {}: record "
+            "one with this model".format(*trace.shape, *wanted)
         )
     return trace
 

@@ -40,7 +40,10 @@ class ChatClient:
             raise self._lost(error) from error
         with closing(response):
             if response.headers.get_content_type() != "text/event-stream":
-                raise ChatError(f"the server at {self.url} does not stream chats; is it the right address?")
+                raise ChatError(
+                    f"the server at {self.url} does not stream chats; check the address (--url), or "
+                    "update that server"
+                )
             yield from self._read(response)
 
     def _read(self, response: http.client.HTTPResponse) -> Iterator[Event]:

@@ -164,7 +164,9 @@ def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool)
     question = "" if is_chat else read_question(asked.question, sys.stdin, pictures)
     with _server(asked) as (client, model, revive):
         if pictures and not model.sees_pictures:
-            raise UserError(f"{model.name} cannot see pictures; --mmproj names the file of its vision tower")
+            raise UserError(
+                f"{model.name} cannot see pictures; name the file of its vision tower with --mmproj"
+            )
         session = Session(
             client,
             model,

@@ -89,10 +89,10 @@ class EventReader:
             chunk = json.loads(data)
         except ValueError as error:
             raise ChatError(
-                "the server sent something that is not an answer; is it the right address?"
+                "the server sent something that is not an answer; check its address (--url)"
             ) from error
         if not isinstance(chunk, dict):
-            raise ChatError("the server sent something that is not an answer; is it the right address?")
+            raise ChatError("the server sent something that is not an answer; check its address (--url)")
         if chunk.get("error") is not None:
             raise error_of(chunk)
         yield from self._of_chunk(chunk)

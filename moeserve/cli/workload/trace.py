@@ -130,7 +130,7 @@ def _check(line: TraceLine, before: list[TraceLine]) -> None:
     if before and line.prompt is None and line.whole_len <= before[-1].whole_len + before[-1].output_len:
         raise ValueError(
             f"`prompt_len` {line.whole_len} leaves nothing new after the turn before, which takes "
-            f"{before[-1].whole_len} + {before[-1].output_len} tokens"
+            f"{before[-1].whole_len} + {before[-1].output_len} tokens; raise it"
         )
     if line.prefix_len >= line.whole_len:
         raise ValueError("`prefix_len` must be less than `prompt_len`")

@@ -41,9 +41,7 @@ class MultipartReader:
         header["content-type"] = content_type
         if header.get_content_type() != "multipart/form-data":
             shown = content_type[:80]
-            raise ApiError(
-                415, f"files are uploaded as multipart/form-data, not as {shown!r}", code="content_type"
-            )
+            raise ApiError(415, f"send files as multipart/form-data, not as {shown!r}", code="content_type")
         boundary = header.get_param("boundary")
         if not isinstance(boundary, str) or _BOUNDARY.fullmatch(boundary) is None:
             raise _broken("its Content-Type has no boundary")

@@ -36,7 +36,8 @@ def read_headers(path: str | None, servers: Collection[str]) -> Mapping[str, Map
         if server not in servers:
             named = ", ".join(map(repr, servers)) or "none"
             raise ConfigError(
-                f"--mcp-headers-file: {path}: {server!r} is not a server of --mcp-servers, which names {named}"
+                f"--mcp-headers-file: {path}: {server!r} is not a server of --mcp-servers, which names {named}; add "
+                "it there, or leave it out here"
             )
         if not isinstance(headers, dict):
             raise ConfigError(f"--mcp-headers-file: {path}: {server!r} must have a JSON object of headers")

@@ -39,7 +39,7 @@ class McpServers:
                 raise ConfigError(f"--mcp-servers: the name {name!r} is given twice")
             self.urls[name] = url
         if len(self.urls) > MAX_SERVERS:
-            raise ConfigError(f"--mcp-servers: {len(self.urls)} servers; at most {MAX_SERVERS} are allowed")
+            raise ConfigError(f"--mcp-servers: {len(self.urls)} servers; leave all but {MAX_SERVERS} out")
         self._headers = read_headers(headers_file, self.urls)
 
     @contextmanager

@@ -163,7 +163,9 @@ def _matching(patterns: Mapping[str, Value], key: str, otherwise: Value) -> Valu
 
 def _rank(path: Path, name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
-        raise AdapterError(path, f"{name!r} is {value!r}; a whole number from 1 to {MAX_RANK} is expected")
+        raise AdapterError(
+            path, f"{name!r} is {value!r}; a whole number from 1 to {MAX_RANK} is expected; {OTHER}"
+        )
     return value
 
 

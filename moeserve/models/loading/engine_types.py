@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.source import ModelSource
 from moeserve.quantization import QUANT_TYPES
 
@@ -16,7 +16,7 @@ def check_cpu_types(source: ModelSource, names: Iterable[str]) -> None:
         kind = source.tensors[name].type
         if not kind.cpu:
             supported = ", ".join(row.name for row in QUANT_TYPES.values() if row.cpu)
-            raise ModelError(
+            raise SettingError(
                 source.path,
                 f"tensor {name!r} is of type {kind.name}, which the CPU engine does not support; its types are "
                 f"{supported}",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -38,7 +38,7 @@ def load_sandwich(source: ModelSource, model: ModelShape, index: int, vector: Ve
 def _load_part_norms(source: ModelSource, model: ModelShape, index: int, vector: Vector) -> PartNorms:
     router = source.tensors[n.of_layer(index, n.FFN_GATE_INP)]
     if router.type.is_quantised:
-        raise ModelError(
+        raise SettingError(
             source.path, f"tensor {router.name!r} is of type {router.type.name}; floats are expected"
         )
     scale = vector(n.in_layer(index, n.scale_of_part(n.FFN_GATE_INP)))

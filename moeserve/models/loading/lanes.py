@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from moeserve.models.compressed import CompressedAttentionShape
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import SettingError
 from moeserve.models.interface import ModelShape
 from moeserve.models.residual import HyperConnections
 from moeserve.models.sources.source import ModelSource
@@ -42,6 +42,6 @@ def check_lanes(
     sizes["moe_latent_size"] = max(latents, default=0)
     for name, size in sizes.items():
         if size % LANES:
-            raise ModelError(
+            raise SettingError(
                 source.path, f"{name} is {size}; the {engine} engine needs a multiple of {LANES}"
             )

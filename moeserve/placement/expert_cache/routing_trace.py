@@ -72,7 +72,9 @@ def read_trace(path: Path) -> RoutingTrace:
                 raise ValueError(f"{expected} bytes of ids; {MAX_ID_BYTES} are allowed")
             data = file.read(expected + 1)
         if len(data) != expected:
-            raise ValueError(f"the header says {expected} bytes of ids, the file has {len(data)} or more")
+            raise ValueError(
+                f"the header says {expected} bytes of ids, the file has {len(data)} or more; record it again"
+            )
         ids = np.frombuffer(data, "<u2").reshape(shape).astype(np.uint16)
         _check(ids, header.experts)
     except (OSError, ValueError, RecursionError, struct.error) as error:  # msgspec's errors are ValueErrors

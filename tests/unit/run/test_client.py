@@ -56,7 +56,7 @@ def test_an_answer(server: HttpServer) -> None:
         ([stream_of('{"error": 7}')], "^the server failed$"),
         (
             [b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>"],
-            "does not stream chats; is it the right",
+            "does not stream chats; check the address",
         ),
         ([b"HTTP/1.1 502 Bad\r\n\r\n<html>"], "answers with HTTP status 502; is it the right address"),
         ([b'HTTP/1.1 400 Bad\r\n\r\n{"error": {"message": "m", "code": "c"}}'], "^the server says: m$"),

@@ -134,7 +134,7 @@ def test_a_model_that_sees_no_pictures(server: HttpServer, tmp_path: Path) -> No
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     ran = run(server.url, "-p", "x", "--image", str(tmp_path / "a.png"))
     assert (ran.returncode, ran.stdout) == (1, b"")
-    assert f"{NAME} cannot see pictures; --mmproj names the file".encode() in ran.stderr
+    assert f"{NAME} cannot see pictures; name the file of its vision tower".encode() in ran.stderr
 
 
 def test_a_picture_from_a_pipe_goes_to_a_gateways_model() -> None:

@@ -112,7 +112,10 @@ def _read_counts(walk: _Walk) -> tuple[int, int]:
     walk.advance(len(MAGIC))
     version = walk.u32()
     if version & 0xFFFF == 0 and version:
-        raise GGUFError(walk.path, "this is a big-endian GGUF; only little-endian ones are supported")
+        raise GGUFError(
+            walk.path,
+            "this is a big-endian GGUF; only little-endian ones are supported; convert the model again",
+        )
     if version not in VERSIONS:
         raise GGUFError(
             walk.path, f"GGUF version {version} is not supported (2 and 3 are); convert the model again"
