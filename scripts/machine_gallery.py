@@ -11,7 +11,7 @@ import io
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,27 @@ def rate(speeds: dict[str, float], key: str) -> str:
     return f"{speeds[key]:,.0f}" if speeds[key] >= 10 else f"{speeds[key]:.1f}"
 
 
-def page() -> Iterator[str]:
+def row(machine: Machine, folder: Path) -> str:
+    """The machine's row of predictions; its model's header is written to `folder`, if it is not there."""
+    found = plan(machine, write_model(folder, machine.model))
+    speed = found["speed"]
+    on_gpu = "" if machine.gpu is None else f"{gpu_gib(found):.1f}"
+    first = 4096 / speed["prefill"]["4096"]
+    return (
+        f"| {machine.name} | {machine.model} | {ram_gib(found):.1f} | {on_gpu} | {first:.1f} | "
+        f"{rate(speed['decode'], '1')} | {rate(speed['decode'], '4')} |"
+    )
+
+
+def command(machine: Machine) -> str:
+    wanted = ["moeserve", f"{machine.model}.gguf", "--max-model-len", CONTEXT]
+    wanted += ["--device", "cpu"] if machine.gpu is None else []
+    wanted += ["--gpus", str(machine.gpus)] if machine.gpus > 1 else []
+    return " ".join(wanted)
+
+
+def page(rows: Iterable[str]) -> Iterator[str]:
+    """The page's lines. rows: those of MACHINES."""
     yield from (
         "# Ten machines",
         "",
@@ -164,22 +184,7 @@ def page() -> Iterator[str]:
         "| machine | model | RAM, GiB | GPU, GiB | prompt of 4,096 tokens, s | one answer, tok/s | 4 answers, tok/s |",
         "|---|---|---:|---:|---:|---:|---:|",
     )
-    commands = []
-    with tempfile.TemporaryDirectory() as folder:
-        for machine in MACHINES:
-            model = write_model(Path(folder), machine.model)
-            found = plan(machine, model)
-            speed = found["speed"]
-            on_gpu = "" if machine.gpu is None else f"{gpu_gib(found):.1f}"
-            first = 4096 / speed["prefill"]["4096"]
-            yield (
-                f"| {machine.name} | {machine.model} | {ram_gib(found):.1f} | {on_gpu} | {first:.1f} | "
-                f"{rate(speed['decode'], '1')} | {rate(speed['decode'], '4')} |"
-            )
-            wanted = ["moeserve", f"{machine.model}.gguf", "--max-model-len", CONTEXT]
-            wanted += ["--device", "cpu"] if machine.gpu is None else []
-            wanted += ["--gpus", str(machine.gpus)] if machine.gpus > 1 else []
-            commands.append((machine, " ".join(wanted)))
+    yield from rows
     yield from (
         "",
         "RAM: the processes and weights before the first request; with four GPUs the weights alone. GPU: weights,",
@@ -189,10 +194,10 @@ def page() -> Iterator[str]:
         "| machine | command | RAM, GB/s | CPU, 10⁹ op/s | GPU, GB/s | GPU, TFLOPS | PCIe, GB/s |",
         "|---|---|---:|---:|---:|---:|---:|",
     )
-    for machine, line in commands:
+    for machine in MACHINES:
         gpu = (machine.gpu_rate, machine.gpu_tflops, machine.pcie)
         figures = " | ".join("" if machine.gpu is None else f"{one:,}" for one in gpu)
-        yield f"| {machine.name} | `{line}` | {machine.ram_rate} | {machine.cpu_gops:,} | {figures} |"
+        yield f"| {machine.name} | `{command(machine)}` | {machine.ram_rate} | {machine.cpu_gops:,} | {figures} |"
     yield from (
         "",
         "The files: gpt-oss-20b in MXFP4, Qwen3.6-35B-A3B and GLM-4.5-Air in Q4_K_M, Qwen3-30B-A3B with experts in",
@@ -202,4 +207,5 @@ def page() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text("\n".join(page()) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        PAGE.write_text("\n".join(page(row(machine, Path(folder)) for machine in MACHINES)) + "\n")

@@ -15,6 +15,8 @@ from moeserve.tokenizer.vocabulary import byte_alphabet
 T = GGUFValueType
 _FORMATS = {T.UINT16: "<H", T.UINT32: "<I", T.INT32: "<i", T.FLOAT32: "<f", T.BOOL: "<?", T.UINT64: "<Q"}
 
+_PATTERN = bytes(at * 7 % 251 for at in range(251))  # of the tensors' bytes
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -87,10 +89,8 @@ def gguf_bytes(
         known = (tensor.type in GGML_QUANT_SIZES or tensor.type in QUANT_TYPES) and tensor.offset is None
         end = -(-(end + (tensor.nbytes if known else 0)) // alignment) * alignment
     out += bytes(-len(out) % alignment)
-    body = bytearray(min(end, 1 << 20))
-    for at in range(len(body)):
-        body[at] = at * 7 % 251
-    return bytes(out + body)
+    size = min(end, 1 << 20)
+    return bytes(out) + (_PATTERN * (size // len(_PATTERN) + 1))[:size]
 
 
 TOKENS = [*byte_alphabet(), "ab", "abc", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "[PAD]"]
