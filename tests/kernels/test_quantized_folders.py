@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,36 +29,21 @@ from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.transformers_logits import TOKENS, logits_of_rounded_inputs, transformers_logits
 from tests.kernels.weights import nmse
-from tests.support.hugging_face_model import write_family, write_model
+from tests.support.hugging_face_model import write_family
 from tests.support.hugging_face_settings import FAMILIES
 from tests.support.model_header import qwen3moe, write_header
-from tests.support.quantized_folders import BY_NAME, SCHEMES, Scheme, quantize_folder
+from tests.support.quantized_folders import (
+    BY_NAME,
+    SCHEMES,
+    Scheme,
+    edit_quantization,
+    quantize_folder,
+    write_pair,
+)
 
 RTOL = {
     "nvfp4": 2.5e-7
 }  # scales are divided by the matrix's own: the quotient is rounded there, its inverse here
-WIDE: dict[str, Any] = {
-    "num_hidden_layers": 1,
-    "hidden_size": 256,
-    "moe_intermediate_size": 128,
-    "num_experts": 4,
-}
-
-
-@pytest.fixture(scope="module")
-def of_floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3-MoE. Not to be changed."""
-    folder = tmp_path_factory.mktemp("floats") / "tiny"
-    write_model(folder, torch.float32, **WIDE)
-    return folder
-
-
-def write_pair(of_floats: Path, tmp_path: Path, scheme: Scheme) -> tuple[Path, Path]:
-    """The model quantised, and the same dequantised."""
-    tmp_path.mkdir(exist_ok=True)
-    shutil.copytree(of_floats, tmp_path / "floats")
-    quantize_folder(tmp_path / "floats", tmp_path / "quantized", scheme)
-    return tmp_path / "quantized", tmp_path / "floats"
 
 
 def values_of(source: ModelSource, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -189,122 +173,6 @@ def test_logits_are_as_near_transformers_as_those_of_8_bits(
     assert few_bits[1] > eight_bits[1] - 0.15  # of 60 choices, near ties in a random model
 
 
-def edit(folder: Path, **changes: Any) -> None:
-    """Changes keys of quantization_config; None removes a key."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    settings = config["quantization_config"] | changes
-    config["quantization_config"] = {key: value for key, value in settings.items() if value is not None}
-    path.write_text(json.dumps(config))
-
-
-def replace_part(folder: Path, end: str, tensor: torch.Tensor) -> None:
-    """The first tensor whose name ends so."""
-    for file in sorted(folder.glob("*.safetensors")):
-        tensors = load_file(file)
-        name = next((name for name in tensors if name.endswith(end)), None)
-        if name is not None:
-            save_file(tensors | {name: tensor}, file)
-            return
-    raise AssertionError(end)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "changes", "said"),
-    [
-        ("awq", {"version": "gemv"}, "AWQ's version 'gemv'"),
-        ("gptq", {"checkpoint_format": "marlin"}, "GPTQ's checkpoint_format 'marlin'"),
-        ("w4a16", {"format": "marlin-24"}, "format 'marlin-24'"),
-        ("w4a16", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse format 'sparse-24-bitmask'"),
-        ("w4a16", {"transform_config": {"config_groups": {"R1": {}}}}, "compressed-tensors' transforms"),
-        ("fp8-matrix", {"quant_algo": "W4A8_AWQ"}, "ModelOpt's quant_algo 'W4A8_AWQ'"),
-        ("auto-round", {"packing_format": "auto_round:exllamav3"}, "packing_format 'auto_round:exllamav3'"),
-        ("auto-round", {"packing_format": "auto_round:fp8_static"}, "packing_format 'auto_round:fp8_static'"),
-        ("auto-round", {"packing_format": ["auto_round"]}, "auto-round's packing_format"),
-        ("auto-round", {"data_type": "mx_fp4"}, "auto-round's data_type 'mx_fp4'"),
-        ("auto-round", {"rotation_config": {"block_size": 32}}, "auto-round's rotation_config"),
-        ("gptq", {"pack_dtype": "int16"}, "GPTQ's pack_dtype 'int16'"),
-        ("gptq", {"adapter": {"name": "eora"}}, r"GPTQ's adapter \(EoRA\)"),
-        ("awq", {"checkpoint_format": "gemv_fast"}, "AWQ's checkpoint_format 'gemv_fast'"),
-        ("awq", {"bits": 8}, "AWQ of 8 bits"),
-        ("w4a16", {"format": ["pack-quantized"]}, "compressed-tensors' format"),
-        ("gptq", {"quant_method": "bitsandbytes"}, "quantization_config of 'bitsandbytes'"),
-    ],
-)
-def test_schemes_that_are_not_read_are_refused_by_name(
-    scheme: str, changes: dict[str, Any], said: str, of_floats: Path, tmp_path: Path
-) -> None:
-    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME[scheme])
-    edit(quantized, **changes)
-    with pytest.raises(ModelError, match=said):
-        open_folder(quantized)
-
-
-_SHAPE = torch.tensor
-WRONG_PARTS: list[tuple[str, str, torch.Tensor, str]] = [
-    ("gptq", "q_proj.g_idx", torch.zeros(256, dtype=torch.int32), "groups of different sizes; 128 columns in each"),
-    ("gptq", "q_proj.g_idx", torch.full((256,), -1, dtype=torch.int32), "do not fit one another"),
-    ("gptq-order", "q_proj.g_idx", torch.arange(256, dtype=torch.int32), "do not fit one another"),
-    ("gptq", "g_idx", torch.zeros(5, dtype=torch.int32), "do not fit one another"),
-    ("gptq", "qzeros", torch.zeros(2, 24, dtype=torch.int32), "do not fit|codes of"),
-    ("gptq", "scales", torch.zeros(0, 256, dtype=torch.float16), "F16 .*is expected"),
-    ("gptq", "scales", torch.zeros(3, 256, dtype=torch.float16), "do not fit one another"),
-    ("gptq", "qweight", torch.zeros(32, 256), "is F32 .* I32 is expected"),
-    ("awq", "qweight", torch.zeros(256, 1, dtype=torch.int32), "do not fit one another"),
-    ("w4a16", "weight_shape", _SHAPE([-1, 1 << 40]), "do not fit one another"),
-    ("w4a16", "weight_shape", _SHAPE([256, 0]), "do not fit one another"),
-    ("w4a16", "weight_shape", _SHAPE([1]), "do not fit one another"),
-    ("w4a16", "weight_scale", torch.full((128, 2), 1 / 3), "scales of F32 that 16 bits do not hold|do not fit"),
-    ("w4a16-asym", "weight_zero_point", torch.zeros(1, 8, dtype=torch.int32), "do not fit one another"),
-    ("w8a8", "weight_scale", torch.zeros(3, 1), "do not fit one another"),
-    ("fp8-block", "weight_scale_inv", torch.zeros(3, 3), r"F32 \[\d+, \d+\] is expected from the matrix it is for"),
-    ("fp8-row", "weight_scale", torch.zeros(3), "one, one for each row, or one for each block is expected"),
-    ("nvfp4", "weight_global_scale", torch.zeros(1), "is 0.0; a positive number is expected"),
-    ("nvfp4", "weight_global_scale", torch.full((1,), 1e-45), "a positive number is expected"),
-    ("nvfp4", "weight_global_scale", torch.ones(2), "one number is expected"),
-    ("nvfp4", "weight_scale", torch.zeros(3, 16).to(torch.float8_e4m3fn), "do not fit one another"),
-    ("nvfp4", "weight_packed", torch.zeros(128, 0, dtype=torch.uint8), "U8 .*is expected"),
-    ("nvfp4-modelopt", "weight_scale_2", torch.tensor(torch.nan), "a positive number is expected"),
-    ("mxfp4", "weight_scale", torch.zeros(3, 8, dtype=torch.uint8), "do not fit one another"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("scheme", "part", "tensor", "said"), WRONG_PARTS)
-def test_parts_that_do_not_fit_are_refused(
-    scheme: str, part: str, tensor: torch.Tensor, said: str, of_floats: Path, tmp_path: Path
-) -> None:
-    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME[scheme])
-    replace_part(quantized, part, tensor)
-    with pytest.raises(ModelError, match=said):
-        open_folder(quantized)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "part"),
-    [("nvfp4", ".weight_global_scale"), ("nvfp4", ".weight_scale"), ("mxfp4", ".weight_scale"),
-     ("fp8-block", ".weight_scale_inv"), ("nvfp4-modelopt", ".weight_scale_2"), ("gptq", ".scales")],
-)  # fmt: skip
-def test_a_part_that_is_missing_is_named(scheme: str, part: str, of_floats: Path, tmp_path: Path) -> None:
-    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME[scheme])
-    for file in quantized.glob("*.safetensors"):
-        save_file({name: t for name, t in load_file(file).items() if not name.endswith(part)}, file)
-    with pytest.raises(ModelError, match=f"{part}' is missing; download the whole repository"):
-        open_folder(quantized)
-
-
-def test_scales_that_nvfp4_cannot_have_are_refused_when_they_are_read(
-    of_floats: Path, tmp_path: Path
-) -> None:
-    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME["nvfp4"])
-    rows, cols = open_folder(quantized).tensors["blk.0.attn_q.weight"].shape
-    shape = (rows, cols // 16)
-    for value in (-1.0, torch.nan):
-        replace_part(quantized, "q_proj.weight_scale", torch.full(shape, value).to(torch.float8_e4m3fn))
-        source = open_folder(quantized)
-        with pytest.raises(ModelError, match="scales that are negative or no numbers"):
-            source.data("blk.0.attn_q.weight")
-
-
 def test_modelopts_settings_in_a_file_of_their_own(of_floats: Path, tmp_path: Path) -> None:
     quantized, floats = write_pair(of_floats, tmp_path, BY_NAME["nvfp4-modelopt"])
     config = json.loads((quantized / "config.json").read_text())
@@ -313,12 +181,6 @@ def test_modelopts_settings_in_a_file_of_their_own(of_floats: Path, tmp_path: Pa
     settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
     (quantized / "hf_quant_config.json").write_text(json.dumps(settings))
     assert_same_values(quantized, floats)
-
-
-def test_groups_that_no_block_holds_are_refused(of_floats: Path, tmp_path: Path) -> None:
-    scheme = Scheme("awq-16", BY_NAME["awq"].write, BY_NAME["awq"].config, group=16)
-    with pytest.raises(ModelError, match=r"\d+ columns in groups of 16; multiples of 32 are"):
-        open_folder(write_pair(of_floats, tmp_path, scheme)[0])
 
 
 def test_settings_in_other_places(of_floats: Path, tmp_path: Path) -> None:
@@ -345,7 +207,7 @@ def test_settings_as_quantisers_write_them_today(of_floats: Path, tmp_path: Path
         "meta": meta,
     }
     quantized, floats = write_pair(of_floats, tmp_path / "gptq", BY_NAME["gptq"])
-    edit(quantized, **theirs)
+    edit_quantization(quantized, **theirs)
     assert_same_values(quantized, floats)
     for scheme, backend in (
         ("auto-round", "auto_round:gptq:exllamav2"),
@@ -354,7 +216,9 @@ def test_settings_as_quantisers_write_them_today(of_floats: Path, tmp_path: Path
     ):
         folder = tmp_path / backend.replace(":", "-")
         quantized, floats = write_pair(of_floats, folder, BY_NAME[scheme])
-        edit(quantized, packing_format=None, backend=backend, extra_config={"lm_head": {"bits": 16}})
+        edit_quantization(
+            quantized, packing_format=None, backend=backend, extra_config={"lm_head": {"bits": 16}}
+        )
         assert_same_values(quantized, floats)
 
 

@@ -274,3 +274,31 @@ def quantize_folder(floats: Path, quantized: Path, scheme: Scheme) -> None:
     if index.exists():
         files = {name: f.name for f in quantized.glob("*.safetensors") for name in load_file(f)}
         index.write_text(json.dumps({"weight_map": files}))
+
+
+def write_pair(of_floats: Path, tmp_path: Path, scheme: Scheme) -> tuple[Path, Path]:
+    """The model quantised, and the same dequantised."""
+    tmp_path.mkdir(exist_ok=True)
+    shutil.copytree(of_floats, tmp_path / "floats")
+    quantize_folder(tmp_path / "floats", tmp_path / "quantized", scheme)
+    return tmp_path / "quantized", tmp_path / "floats"
+
+
+def edit_quantization(folder: Path, **changes: Any) -> None:
+    """Changes keys of quantization_config; None removes a key."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    settings = config["quantization_config"] | changes
+    config["quantization_config"] = {key: value for key, value in settings.items() if value is not None}
+    path.write_text(json.dumps(config))
+
+
+def replace_part(folder: Path, end: str, tensor: torch.Tensor) -> None:
+    """The first tensor whose name ends so."""
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(file)
+        name = next((name for name in tensors if name.endswith(end)), None)
+        if name is not None:
+            save_file(tensors | {name: tensor}, file)
+            return
+    raise AssertionError(end)
