@@ -21,7 +21,7 @@ from .call_json import CallJson
 from .events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from .json_reader import Status
 from .offered_names import offered_name
-from .output import joined
+from .output import AnswerParser, joined
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
@@ -61,7 +61,7 @@ class _Stage(Enum):
     CONTENT = auto()
 
 
-class HarmonyParser:
+class HarmonyParser(AnswerParser):
     """Parses an answer into events. Text that does not have the format, and malformed calls, become plain text (see
     `tool_calls.ToolCallParser`)."""
 
@@ -94,14 +94,6 @@ class HarmonyParser:
     @property
     def is_thinking(self) -> bool:
         return self._stage is _Stage.CONTENT and self._is_reasoning
-
-    @property
-    def is_undecided(self) -> bool:
-        return False
-
-    @property
-    def reasoning_called(self) -> bool:
-        return False
 
     def push(self, text: str) -> list[Event]:
         """Takes more text. Returns its events, with neighbouring pieces of one kind joined."""

@@ -24,7 +24,7 @@ from typing import Final
 
 from .events import Event, Reasoning, Text
 from .offered_names import offered_name
-from .output import joined
+from .output import AnswerParser, joined
 from .section_call import SectionCall
 from .section_tags import CLOSE, END, MAX_TAG_CHARS, OPEN, SEP, WORDS, Tag, may_be_tag, tag_of
 from .values import Schemas
@@ -41,7 +41,7 @@ class _Stage(Enum):
     CALL = auto()
 
 
-class KimiK3Parser:
+class KimiK3Parser(AnswerParser):
     """Parses an answer into events. A malformed call becomes plain text (see `tool_calls.ToolCallParser`)."""
 
     def __init__(
@@ -70,14 +70,6 @@ class KimiK3Parser:
     @property
     def is_thinking(self) -> bool:
         return self._stage is _Stage.THINK and self._separates_reasoning
-
-    @property
-    def is_undecided(self) -> bool:
-        return False
-
-    @property
-    def reasoning_called(self) -> bool:
-        return False
 
     def push(self, text: str) -> list[Event]:
         """Takes more text. Returns its events, with neighbouring pieces of one kind joined."""

@@ -24,13 +24,14 @@ class AnswerParser(Protocol):
 
     @property
     def is_undecided(self) -> bool:
-        """True while it is not known whether the latest text is calls or reasoning."""
-        ...
+        """True while it is not known whether the latest text is calls or reasoning. By default a format tells them
+        apart at once."""
+        return False
 
     @property
     def reasoning_called(self) -> bool:
-        """True if a call has ended the reasoning."""
-        ...
+        """True if a call has ended the reasoning. By default only the reasoning's own end does."""
+        return False
 
     def push(self, text: str) -> list[Event]: ...
 
