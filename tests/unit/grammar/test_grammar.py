@@ -7,10 +7,8 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import jsonschema
-import numpy as np
 import psutil
 import pytest
 
@@ -33,16 +31,11 @@ from moeserve.grammar.spec import (
     ToolCalls,
 )
 from moeserve.grammar.translate import to_grammar
-from moeserve.messages.sampling import SamplingParams
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.processes.sandbox import parent
-from moeserve.processes.sandbox.parent import SandboxUnavailable
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.constraints.slot_guides import Constraints
 from tests.conftest import TINY_MODEL
 from tests.support.grammar_texts import allowed, matches
 from tests.support.rpc_child import PanicException
-from tests.support.suspending import suspend
 
 SUM = GrammarTool(
     "sum",
@@ -218,60 +211,6 @@ def test_a_wrong_spec_is_refused_with_its_cause(
     assert len(str(caught.value)) < 1000
 
 
-def test_an_endless_compilation_is_killed_and_the_next_spec_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parent, "PATIENCE", 200)  # it gets its CPU time, however busy the machine is
-    others = processes()
-    checker = GrammarChecker(TINY_MODEL, timeout=0.3)
-    try:
-        check(checker, ANY_OBJECT)
-        (first,) = set(processes()) - set(others)
-        with pytest.raises(GrammarError, match=r"too complex: it did not compile within (0\.3|3) s"):
-            check(checker, JsonSchema('{"type": "integer", "multipleOf": 99999989}'))
-        assert not first.is_running()
-        check(checker, Regex("b+"))
-        assert set(processes()) - set(others) != {first}
-    finally:
-        checker.close()
-    assert processes() == others
-
-
-def test_a_killed_checker_is_replaced_and_nobody_notices() -> None:
-    others = processes()
-    checker = GrammarChecker(TINY_MODEL)
-    try:
-        check(checker, ANY_OBJECT)
-        (first,) = set(processes()) - set(others)
-        first.kill()
-        first.wait()
-        check(checker, Regex("b+"))
-    finally:
-        checker.close()
-
-
-def test_a_stopped_checker_is_replaced_and_its_grammar_is_not_to_blame() -> None:
-    others = processes()
-    checker = GrammarChecker(TINY_MODEL)
-    try:
-        check(checker, ANY_OBJECT)
-        (first,) = set(processes()) - set(others)
-        suspend(first)
-        check(checker, Regex("b+"))
-        assert not first.is_running()
-    finally:
-        checker.close()
-
-
-def test_a_checker_that_cannot_start_is_not_the_grammars_fault(tmp_path: Path) -> None:
-    checker = GrammarChecker(tmp_path / "deleted.gguf")
-    try:
-        with pytest.raises(
-            SandboxUnavailable, match=r"the process for grammars ended at once \(exit code 1\)"
-        ):
-            check(checker, ANY_OBJECT)
-    finally:
-        checker.close()
-
-
 @pytest.mark.parametrize(("taken", "reply"), [(MAX_CPU_S, Accepted), (MAX_CPU_S + 0.01, Refused)])
 def test_a_compilation_that_ends_but_takes_long_is_refused(
     engine: GrammarEngine, taken: float, reply: type[Accepted] | type[Refused]
@@ -320,24 +259,6 @@ def test_a_grammar_that_needs_a_lot_in_a_step_ends_in_an_error_soon(engine: Gram
                 matcher.accept(rng.choice([p for p in possible if p not in engine.eos_ids]))
         except GrammarError:
             continue
-
-
-def test_rules_that_overflow_the_stack_end_the_checker_alone(
-    checker: GrammarChecker, tokenizer: TextTokenizer
-) -> None:
-    """And far more than the checker survives does not end the worker."""
-
-    def chain(rules: int) -> Ebnf:
-        lines = [f"r{i}: r{i + 1}\n" for i in range(rules)]
-        return Ebnf("start: r0\n" + "".join(lines) + f'r{rules}: "a"\n')
-
-    with pytest.raises(GrammarError, match="too complex"):
-        asyncio.run(checker.check(chain(1500)))
-    assert asyncio.run(checker.check(chain(100)))
-    constraints = Constraints(1, lambda: GrammarEngine(tokenizer), compilation_wait=60)
-    sampling = SamplingParams(max_tokens=1, grammar=to_grammar(chain(3000)))
-    constraints.bind(0, sampling, np.zeros(0, np.int32))
-    assert constraints.masks_for(np.zeros(1, np.int32)) is not None
 
 
 def test_a_panic_is_a_grammar_error() -> None:

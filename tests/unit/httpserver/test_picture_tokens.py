@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,12 +51,18 @@ def tokenizer_with(path: Path, special: list[str], merges: list[str] | None = No
     return TextTokenizer.from_gguf(open_gguf(path))
 
 
-def tokens_of(tokenizer: TextTokenizer, template: str) -> PictureTokens:
+@contextmanager
+def renderer_of(template: str) -> Iterator[ChatRenderer]:
     renderer = ChatRenderer(template, {})
     try:
-        return PictureTokens.of(tokenizer, renderer)
+        yield renderer
     finally:
         renderer.close()
+
+
+def tokens_of(tokenizer: TextTokenizer, template: str) -> PictureTokens:
+    with renderer_of(template) as renderer:
+        return PictureTokens.of(tokenizer, renderer)
 
 
 @pytest.mark.parametrize(
@@ -112,24 +120,28 @@ GEMMA3 = (
 GEMMA3_SPECIAL = ["<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"]
 
 
+@pytest.fixture(scope="module")
+def gemma3() -> Iterator[ChatRenderer]:
+    with renderer_of(GEMMA3) as renderer:
+        yield renderer
+
+
 @pytest.mark.parametrize("each", ["<image_soft_token>", "<start_of_image>"], ids=["whole", "cut"])
 @pytest.mark.parametrize("parts", ["|What?", "Look: | What?", "||", "a|b|c"])
-def test_gemma_3(tmp_path: Path, each: str, parts: str) -> None:
+def test_gemma_3(gemma3: ChatRenderer, tmp_path: Path, each: str, parts: str) -> None:
     """As its processor: blank lines around each picture are tokens together with the text beside them. A file of
     llama.cpp's converter has no <image_soft_token>."""
     special = [*GEMMA3_SPECIAL, *[each] * (each not in GEMMA3_SPECIAL)]
     path = tmp_path / "vocabulary.gguf"
     tokenizer = tokenizer_with(path, special, ["Ċ Ċ", "ĊĊ Ċ", "ĊĊ ĊĊ"])
-    found = tokens_of(tokenizer, GEMMA3)
+    found = PictureTokens.of(tokenizer, gemma3)
     pictures, content = {}, parts
     for number in range(parts.count("|")):
         mark = Picture(b"1").mark
         message = PictureEncoded(number, 2, 2, bytes(32), f"{number:02x}", 0.1, False)
         pictures[mark] = EncodedPicture(message, lambda handle: None)
         content = content.replace("|", mark, 1)
-    renderer = ChatRenderer(GEMMA3, {})
-    rendered = renderer.render_now(found.text.placed([{"role": "user", "content": content}]))
-    renderer.close()
+    rendered = gemma3.render_now(found.text.placed([{"role": "user", "content": content}]))
     begin, behind = rendered[: len("<start_of_turn>user\n")], rendered[len("<start_of_turn>user\n") :]
     prompt = found.encode(tokenizer, [begin, behind], pictures)
     whole = f"\n\n<start_of_image>{each * 4}<end_of_image>\n\n"
