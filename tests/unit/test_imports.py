@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from tests.support.http_import_rules import HTTPSERVER
 from tests.support.import_rules import ALLOWED
 from tests.support.layer_rules import (
@@ -38,10 +40,25 @@ class Imports(NamedTuple):
     at_once: frozenset[str]  # before the module does anything
 
 
+# Groups: the indentation, and the statement.
+IMPORT = re.compile(r"^([ \t]*)((?:import|from [\w.]+ import)\b(?:[^\n(]*\([^)]*\)|[^\n]*))", re.MULTILINE)
+TRIPLE_QUOTED = re.compile(r'"{3}.*?"{3}', re.DOTALL)
+
+
 @functools.cache
 def read_imports(path: Path) -> Imports:
-    """The modules that a file imports; `from a import b` is a.b where that is a module. The syntax tree is not kept:
-    a thousand trees would make each garbage collection slow."""
+    """The modules that a file imports; `from a import b` is a.b where that is a module. Only what looks like an import
+    is parsed, which takes a fifth of the time; the whole file where that is none."""
+    found = IMPORT.findall(TRIPLE_QUOTED.sub("", path.read_text()))
+    try:
+        anywhere = ast.parse("\n".join(statement for _, statement in found)).body
+        at_once = ast.parse("\n".join(statement for indent, statement in found if not indent)).body
+    except SyntaxError:
+        return parsed_imports(path)
+    return Imports(frozenset(_imports(path, anywhere)), frozenset(_imports(path, at_once)))
+
+
+def parsed_imports(path: Path) -> Imports:
     tree = ast.parse(path.read_text())
     return Imports(frozenset(_imports(path, statements(tree))), frozenset(_imports(path, tree.body)))
 
@@ -344,6 +361,8 @@ def imported_at_once(source: str) -> Iterator[str]:
 
 def test_the_rules_are_read_from_real_imports() -> None:
     """Guards the reader: relative, nested and renamed imports are all seen."""
+    for path in MODULES[::40]:
+        assert read_imports(path) == parsed_imports(path), path
     assert "moeserve.messages.codec" in set(imports_of(PACKAGE / "messages" / "channels.py"))
     assert "moeserve.launcher.launch" in set(imports_of(PACKAGE / "cli" / "main.py"))
     gguf = set(imports_of(PACKAGE / "models" / "sources" / "gguf" / "__init__.py"))
@@ -351,6 +370,12 @@ def test_the_rules_are_read_from_real_imports() -> None:
     assert rule_for("moeserve.models.sources.gguf.file") == "moeserve.models.sources.gguf"
     assert rule_for("moeserve.router.core.scheduler") == "moeserve.router.core"
     assert rule_for("moeserve.router.manager") == "moeserve.router"
+
+
+@pytest.mark.slow
+def test_no_import_is_overlooked() -> None:
+    for path in (*MODULES, *TESTS.rglob("*.py")):
+        assert read_imports(path) == parsed_imports(path), path
 
 
 def test_no_child_runs_files_of_the_working_directory() -> None:
