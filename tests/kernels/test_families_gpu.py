@@ -55,6 +55,8 @@ CASES = [
     )
     for name in MIXTURE
 ]
+# A window and sinks; more tokens than the window has.
+CASES += [(OWN_FIXTURES / "tiny-granitemoeswa-f16.gguf", 40, name) for name in MIXTURE]
 # Feed-forwards first and one behind another, in layers of one block.
 CASES += [(OWN_FIXTURES / "tiny-nemotronh-f16.gguf", 20, name) for name in DENSE]
 # Mamba-2 beside attention.

@@ -48,6 +48,14 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "n_group": 4, "topk_group": 2, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
         },
     ),
+    "solar_open": (
+        "SolarOpenConfig",
+        "SolarOpenForCausalLM",
+        {
+            "head_dim": 64, "n_routed_experts": 8, "n_shared_experts": 1, "routed_scaling_factor": 1.5,
+            "rope_parameters": YARN | {"rope_theta": 1e6, "factor": 2.0, "original_max_position_embeddings": 256},
+        },
+    ),
     "deepseek_v3": (
         "DeepseekV3Config",
         "DeepseekV3ForCausalLM",

@@ -1,4 +1,5 @@
-"""GLM-4.5, GLM-4.5-Air, GLM-4.6 and 4.7 (https://arxiv.org/abs/2508.06471), and the text of GLM-4.5V and 4.6V.
+"""GLM-4.5, GLM-4.5-Air, GLM-4.6 and 4.7 (https://arxiv.org/abs/2508.06471), and the text of GLM-4.5V and 4.6V; Solar
+Open (https://huggingface.co/upstage/Solar-Open-100B), in which all layers have experts and whole heads rotate.
 
 The first layers have no experts. The router has sigmoid scores with a choice bias; the shared expert is ungated.
 Half of each head rotates; with vision by three positions. The last layer in the file predicts a further token (MTP) and
@@ -7,11 +8,18 @@ is not loaded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
 from moeserve.models.attention import AttentionShape
+from moeserve.models.errors import SettingError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.huggingface.config_json import rope_of
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_BIASES,
     DECODER_KEYS,
@@ -28,6 +36,8 @@ from moeserve.models.sources.huggingface.mapping import (
 )
 from moeserve.models.sources.huggingface.next_token_names import BEHIND_LAYERS
 from moeserve.models.sources.source import ModelSource
+
+SOLAR: Final = "solar_open"
 
 
 def read_shape(source: ModelSource) -> ModelShape:
@@ -63,34 +73,58 @@ def read_shape(source: ModelSource) -> ModelShape:
     return reader.model(layers, rope_sections=sections, sections_in_blocks=sections is not None)
 
 
-FAMILY = ModelFamily(
-    architecture="glm4moe",
-    read_shape=read_shape,
-    has_next_token_block=True,
-    hugging_face=HuggingFaceMapping(
-        model_type="glm4_moe",
-        other_model_types=("glm4v_moe_text",),
-        wrapped_in="glm4v_moe",  # GLM-4.5V and 4.6V, with vision
-        keys=DECODER_KEYS
-        | MOE_KEYS
-        | GROUPED_ROUTER_KEYS
-        | {
-            "feed_forward_length": ("intermediate_size",),
-            "expert_count": ("n_routed_experts", "num_experts"),
-            "expert_shared_count": ("n_shared_experts",),
-            "leading_dense_block_count": ("first_k_dense_replace",),
-        },
-        # setting: (the only supported value, transformers' default)
-        fixed={"hidden_act": ("silu", "silu")},
-        layer=renamed(DECODER_LAYER, {n.FFN_NORM: n.POST_ATTENTION_NORM}) | DECODER_BIASES | DECODER_QK_NORMS,
-        moe=MOE_ROUTER | SHARED_EXPERTS | {n.bias_of_part(n.EXP_PROBS_B): "mlp.gate.e_score_correction_bias"},
-        dense=DENSE_FFN,
-        experts=MOE_EXPERTS,
-        optional=frozenset(DECODER_BIASES | DECODER_QK_NORMS | SHARED_EXPERTS),
-        rotates_part=True,
-        rotates_in_sections=True,
-        sections_in_blocks=True,
-        next_token=BEHIND_LAYERS,
-        skipped_layers=("num_nextn_predict_layers", "num_mtp_layers"),
-    ),
+def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """Translates RoPE. Raises ModelError. Solar Open's settings need not state that whole heads rotate."""
+    whole = {"partial_rotary_factor": 1.0, "rope_theta": 1e6} if config.get("model_type") == SOLAR else {}
+    given = {name: value for name, value in config.items() if value is not None}
+    return rope_of(path, {**whole, **given}, MAPPING)
+
+
+def check(path: Path, config: Mapping[str, Any]) -> None:
+    """Raises ModelError for a Solar Open of another form than transformers computes, which ignores these settings."""
+    if config.get("model_type") != SOLAR:
+        return
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = scaling.get("partial_rotary_factor") if isinstance(scaling, dict) else None
+    for name, value, supported in (
+        ("first_k_dense_replace", config.get("first_k_dense_replace"), 0),
+        ("partial_rotary_factor", config.get("partial_rotary_factor"), 1.0),
+        ("partial_rotary_factor", share, 1.0),
+        ("use_qk_norm", config.get("use_qk_norm"), False),
+    ):
+        if value is not None and value != supported:
+            raise SettingError(path, f"{name!r} is {value!r:.80}; only {supported!r} is supported")
+
+
+MAPPING: Final = HuggingFaceMapping(
+    model_type="glm4_moe",
+    other_model_types=("glm4v_moe_text", SOLAR),
+    wrapped_in="glm4v_moe",  # GLM-4.5V and 4.6V, with vision
+    keys=DECODER_KEYS
+    | MOE_KEYS
+    | GROUPED_ROUTER_KEYS
+    | {
+        "feed_forward_length": ("intermediate_size",),
+        "expert_count": ("n_routed_experts", "num_experts"),
+        "expert_shared_count": ("n_shared_experts",),
+        "leading_dense_block_count": ("first_k_dense_replace",),
+    },
+    # Solar Open has no layers without experts, and its published config.json no groups.
+    defaults={"feed_forward_length": 0, "expert_group_count": 1, "expert_group_used_count": 1},
+    # setting: (the only supported value, transformers' default)
+    fixed={"hidden_act": ("silu", "silu")},
+    check=check,
+    rope=rope,
+    layer=renamed(DECODER_LAYER, {n.FFN_NORM: n.POST_ATTENTION_NORM}) | DECODER_BIASES | DECODER_QK_NORMS,
+    moe=MOE_ROUTER | SHARED_EXPERTS | {n.bias_of_part(n.EXP_PROBS_B): "mlp.gate.e_score_correction_bias"},
+    dense=DENSE_FFN,
+    experts=MOE_EXPERTS,
+    optional=frozenset(DECODER_BIASES | DECODER_QK_NORMS | SHARED_EXPERTS),
+    rotates_part=True,
+    rotates_in_sections=True,
+    sections_in_blocks=True,
+    next_token=BEHIND_LAYERS,
+    skipped_layers=("num_nextn_predict_layers", "num_mtp_layers"),
 )
+
+FAMILY = ModelFamily("glm4moe", read_shape, MAPPING, has_next_token_block=True)

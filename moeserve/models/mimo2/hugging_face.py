@@ -123,6 +123,7 @@ FOLDER = HuggingFaceMapping(
     keys=DECODER_KEYS
     | MOE_KEYS
     | {
+        n.RMS_EPS: ("rms_norm_eps", "layernorm_epsilon"),
         "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
         "expert_group_count": ("n_group",),
         "expert_group_used_count": ("topk_group",),
@@ -130,6 +131,7 @@ FOLDER = HuggingFaceMapping(
         "feed_forward_length": ("intermediate_size",),
         "attention.value_length": ("v_head_dim",),
     },
+    defaults={n.RMS_EPS: 1e-5},
     # setting: (the only supported value, transformers' default)
     fixed={
         "hidden_act": ("silu", "silu"),

@@ -13,6 +13,13 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Kinds of layers in config.json -> their names since transformers 5.
+_EARLIER_KINDS = {
+    "mamba": "linear_attention",
+    "attention": FULL,
+    "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
 # Layers of the vision tower whose outputs are added in the text model's first layers (DeepStack): in vision_config.
 DEEP_LAYERS = "deepstack_visual_indexes"
 _MAX_WINDOW_LAYERS = 28  # transformers' default of max_window_layers
@@ -104,15 +111,17 @@ def windows_of(types: Sequence[str]) -> dict[str, MetadataValue]:
 def layer_types(
     path: Path, config: Mapping[str, Any], layers: int, kinds: Sequence[str] = (SLIDING, FULL)
 ) -> list[str] | None:
-    """Returns config.json's layer types, each one of `kinds`; None if it has none. Raises ModelError."""
+    """Returns config.json's layer types, each one of `kinds`, by its name since transformers 5 unless `kinds` has the
+    earlier one; None if config.json has none. Raises ModelError."""
     types = config.get("layer_types")
     if types is None:
         return None
-    if not isinstance(types, list) or len(types) != layers or any(t not in kinds for t in types):
-        raise SettingError(
-            path, f"'layer_types' is {types!r}; {' or '.join(kinds)} of each layer is expected"
-        )
-    return types
+    if isinstance(types, list) and len(types) == layers and all(isinstance(each, str) for each in types):
+        renamed = _EARLIER_KINDS.keys() - set(kinds)
+        found = [_EARLIER_KINDS[each] if each in renamed else each for each in types]
+        if all(each in kinds for each in found):
+            return found
+    raise SettingError(path, f"'layer_types' is {types!r}; {' or '.join(kinds)} of each layer is expected")
 
 
 def layer_flags(
