@@ -27,6 +27,7 @@ class Signs(IntEnum):
     BYTES = 2  # byte e of the word
     DELTA_GROUP = 3  # none: 1/8 is added to all columns, or subtracted where bit 15 of the high bytes is set
     DELTA_ENTRY = 4  # none: the same by entry, where bit 3 of its nibble of the high bytes is set
+    INCLUDED = 5  # none: entries are signed; bit e of a k block's scale bytes is the index's highest
 
 
 class BookScales(IntEnum):
@@ -37,6 +38,7 @@ class BookScales(IntEnum):
     NIBBLES_16 = 2  # nibbles of the octets, for 16 columns
     HIGH_TOP_3 = 3  # bits 12 to 14 of the high bytes, for 32 columns
     THREES = 4  # 3 bits for 16 columns, four to a 16-bit word of the octets, whose highest 4 bits are d's
+    NONE = 5  # n is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Codebook:
     """The codebook of a type (of one row of the table): its entries, and where a block stores their indices,
     signs and scales."""
 
-    entries: int  # a power of two
+    entries: int
     columns: int  # of an entry: 4 or 8
     most: int  # the largest magnitude of an entry, or of 8 times an entry where a delta is added
     low: ByteRun  # the indices' low bytes
@@ -113,11 +115,18 @@ class Codebook:
     @property
     def has_tail(self) -> bool:
         """True if a row's words end with a word for each d; False if each d shares a word with scales."""
-        return self.has_d and self.scales != BookScales.NIBBLES_32
+        return self.has_d and self.scales not in (BookScales.NIBBLES_32, BookScales.NONE)
 
     def row_words(self, k_blocks: int) -> int:
         """32-bit scale words of a row, whose columns are a multiple of 256."""
         return k_blocks * self.words + (k_blocks // 2 if self.has_tail else 0)
+
+
+@cache
+def ternary_entries() -> np.ndarray[Any, np.dtype[np.int8]]:
+    """Returns all vectors of eight columns of -1, 0 and 1, the last column changing fastest: int8 [6561, 8]."""
+    digits = np.arange(3**8)[:, None] // 3 ** np.arange(7, -1, -1) % 3
+    return (digits - 1).astype(np.int8)
 
 
 @cache

@@ -272,6 +272,8 @@ class QuantType:
     codebook: Codebook | None = None  # of a quantised type whose codes are indices into a codebook
     float_name: str = ""  # of a float type: numpy's and torch's name of it
     in_gguf: bool = True  # False: of Hugging Face folders only, with a number of our own
+    # How a GPU's planes hold a type of base-3 digits: eight columns are an index into `ternary_entries`, in 13 bits.
+    trit_book: Codebook | None = None
     cpu: bool = True  # whether the C++ engine has kernels for it
     gpu: bool = True  # whether a GPU's planes have a form for it
 
@@ -290,9 +292,14 @@ class QuantType:
         return not self.float_name
 
     @property
+    def plane_book(self) -> Codebook | None:
+        """Returns the codebook by which a GPU's planes hold the type; None: as codes or floats."""
+        return self.trit_book or self.codebook
+
+    @property
     def planes_form(self) -> BlockLayout | Codebook | None:
         """Returns the layout or codebook by which a GPU's planes hold the type; None: as floats."""
-        return self.codebook if self.layout is None else self.layout
+        return self.plane_book or self.layout
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a GGUF row of `columns` values, a multiple of block_columns."""
@@ -331,14 +338,15 @@ def _check(row: QuantType, layout: BlockLayout) -> None:
     columns = layout.wide or whole
     if layout.stored_scales == StoredScales.UE4M3_F32:  # the same for all of a row
         columns = layout.group * (layout.octets - FLOAT32_BYTES)
-    if row.gpu and row.block_columns != columns:
+    has_fields = row.gpu and row.trit_book is None
+    if has_fields and row.block_columns != columns:
         raise ValueError(f"{row.name}: a block of {row.block_columns} columns, {columns} go with its scales")
-    widths = (1, 2, 4, 8) if layout.wide or not row.gpu else (2, 4, 8)
+    widths = (1, 2, 4, 8) if layout.wide or not has_fields else (2, 4, 8)
     if layout.group not in (16, 32) or layout.low_bits not in widths or layout.high_bits not in (0, 1, 2):
         raise ValueError(f"{row.name}: no kernel reads such groups or codes")
     if layout.low_bits + layout.high_bits > 8:
         raise ValueError(f"{row.name}: codes of more than 8 bits")
     if layout.table is not None and len(layout.table.levels) != 1 << layout.low_bits:
         raise ValueError(f"{row.name}: a table of {len(layout.table.levels)} levels for other codes")
-    if row.gpu and isinstance(layout.low, Trits):
-        raise ValueError(f"{row.name}: the GPU's planes have no digits of base 3")
+    if has_fields and isinstance(layout.low, Trits):
+        raise ValueError(f"{row.name}: the GPU's planes hold digits of base 3 by a trit_book only")

@@ -54,6 +54,10 @@ E2M1_LEVELS = CodeTable((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 SIGN_LEVELS = CodeTable((-1, 1))
 
+_R, _B = ByteRun, BookScales
+# Blocks of 256 base-3 digits in a GPU's planes: d, the indices' low bytes, their nibbles above, their highest bits.
+TRIT_BOOK = Codebook(3**8, 8, 1, _R(2, 4), None, _R(34, 2), 4, Signs.INCLUDED, 32, _B.NONE, 50, 4, eighths=8)
+
 _S, _F, _L = StoredScales, BitField, BlockLayout
 # fmt: off
 F32 = _add(QuantType("F32", 0, 1, 4, float_name="float32"))
@@ -80,7 +84,8 @@ IQ4_XS = _add(QuantType("IQ4_XS", 23, 256, 136, _L(_F(8, 16, 4), 32, _S.SIX_BIT_
 MXFP4 = _add(QuantType("MXFP4", 39, 32, 17, _L(_F(1, 16, 4), 32, _S.E8M0, 0, 0, 1, table=E2M1_LEVELS)))
 TQ2_0 = _add(QuantType("TQ2_0", 35, 256, 66, _L(_F(0, 32, 2), 32, _S.F16, 64, offset=1, wide=256)))
 TQ1_0 = _add(QuantType("TQ1_0", 34, 256, 54, _L(
-    Trits((TritRun(0, 32, 5), TritRun(32, 16, 5), TritRun(48, 4, 4))), 32, _S.F16, 52, offset=1), gpu=False))
+    Trits((TritRun(0, 32, 5), TritRun(32, 16, 5), TritRun(48, 4, 4))), 32, _S.F16, 52, offset=1),
+    trit_book=TRIT_BOOK))
 Q2_0 = _add(QuantType("Q2_0", 42, 64, 18, _L(_F(2, 1, 2), 32, _S.F16, 0, offset=1, wide=64)))
 Q1_0 = _add(QuantType("Q1_0", 41, 128, 18, _L(_F(2, 1, 1), 32, _S.F16, 0, table=SIGN_LEVELS, wide=128)))
 NVFP4 = _add(QuantType("NVFP4", 40, 64, 36, _L(_F(4, 8, 4), 16, _S.UE4M3, 0, 0, 4, table=E2M1_LEVELS)))
@@ -95,7 +100,7 @@ def _zero(name: str, number: int, columns: int, bits: int, scales: StoredScales)
     wide = columns if columns > 32 else 0
     layout = _L(codes, 32, scales, 0, octets_at=2, octets=1, high=high, wide=wide)
     nbytes = 3 + columns * bits // 8
-    return _add(QuantType(name, number, columns, nbytes, layout, in_gguf=False, gpu=bits > 3))
+    return _add(QuantType(name, number, columns, nbytes, layout, in_gguf=False))
 
 
 _FOUR_AND_EIGHT = ((4, 32), (4, 64), (4, 128), (8, 32), (8, 128))
@@ -139,7 +144,6 @@ def _book(name: str, number: int, nbytes: int, book: Codebook) -> QuantType:
     return _add(QuantType(name, number, 256, nbytes, codebook=book))
 
 
-_R, _B = ByteRun, BookScales
 # fmt: off
 # Entries, their columns and largest magnitude; where the indices' low bytes, the groups' words and high bytes are; bits
 # of an index in the high bytes; signs; a scale's columns, where scales are, and their bytes.

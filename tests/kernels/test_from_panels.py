@@ -69,7 +69,7 @@ def check(stream: CpuStream, kind: Type, rows: np.ndarray, shape: tuple[int, ...
 def own_tensors(planes: Planes) -> list[torch.Tensor]:
     """Without a codebook, which all matrices of the type share."""
     own = [planes.codes, planes.scales]
-    return own if planes.type.codebook is not None else [*own, planes.supers]
+    return own if planes.type.plane_book is not None else [*own, planes.supers]
 
 
 def check_kernels(matrix: Matrix, expected: Planes) -> None:
@@ -96,7 +96,7 @@ def test_wrong_sizes_are_refused() -> None:
 
 def test_matrices_wherever_they_lie() -> None:
     """The last of a stack's experts and the first, into the places of two others in another stack."""
-    for kind in (Type.Q4_K, Type.Q6_K, Type.Q8_0):
+    for kind in (Type.Q4_K, Type.Q6_K, Type.Q8_0, Type.TQ1_0):
         shape = (3, 32, 256)
         w = random_weights(kind, *shape)
         stream = CpuStream(1)
@@ -104,7 +104,7 @@ def test_matrices_wherever_they_lie() -> None:
         panels = bytes_of(matrix).clone().to(DEVICE)
         expected = repack(torch.from_numpy(np.ascontiguousarray(w.rows)), QUANT_TYPES[kind], shape)
         found = empty_planes(QUANT_TYPES[kind], (4, 32, 256), DEVICE)
-        targets = (found.codes, found.scales, found.supers)
+        targets = own_tensors(found)
         for tensor in targets:
             tensor.view(torch.uint8).fill_(0xAB)
         moves = [(2, 1), (0, 3)]
@@ -113,6 +113,7 @@ def test_matrices_wherever_they_lie() -> None:
                 [
                     panels.data_ptr() + source * (len(panels) // 3),
                     *(t.data_ptr() + slot * (t.nbytes // 4) if t.numel() else 0 for t in targets),
+                    *[0] * (3 - len(targets)),
                 ]
                 for source, slot in moves
             ]

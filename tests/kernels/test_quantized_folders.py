@@ -24,6 +24,7 @@ from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import gpu_step_buffers
+from moeserve.quantization import QUANT_TYPES
 from moeserve.quantization.reference import dequantize
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
@@ -275,11 +276,17 @@ def test_columns_in_another_order_are_counted_and_kept_from_what_cannot_take_the
     assert on_gpu["gathered"] == 2 * 16 * 2 * 256
 
 
-def test_a_gpu_takes_integers_and_refuses_trits_by_name(of_floats: Path, tmp_path: Path) -> None:
-    folder = open_folder(write_pair(of_floats, tmp_path, BY_NAME["awq"])[0])
+def test_a_gpu_takes_every_type_but_one_without_its_kernels(
+    of_floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_folder(write_pair(of_floats, tmp_path, BY_NAME["gptq-3"])[0])
     check_gpu_types(folder, folder.tensors)
+    assert all(row.gpu for row in QUANT_TYPES.values())
     shape = qwen3moe(hidden_size=256, num_layers=1, expert_width=256, num_experts=2, vocab_size=300)
     write_header(tmp_path / "trits.gguf", shape, lambda *_: GGMLQuantizationType.TQ1_0)
     source = open_dummy_model(tmp_path / "trits.gguf")
+    check_gpu_types(source, source.tensors)
+    name, tensor = next((n, t) for n, t in source.tensors.items() if t.type.name == "TQ1_0")
+    monkeypatch.setattr(source, "tensors", {name: replace(tensor, type=replace(tensor.type, gpu=False))})
     with pytest.raises(ModelError, match="is of type TQ1_0, which only the CPU engine reads"):
         check_gpu_types(source, source.tensors)

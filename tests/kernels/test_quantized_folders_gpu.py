@@ -1,4 +1,4 @@
-"""Folders of 8-bit floats, of NVFP4 and in act-order on the GPU engine, or under Triton's interpreter."""
+"""Folders of 8-bit floats, NVFP4, 2 and 3 bits, and in act-order, on the GPU engine or under Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def median_error(runner: Runner, truth: torch.Tensor, tokens: list[int], chunk: 
 
 @pytest.mark.slow  # a minute of CPU time each
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("scheme", ["fp8-block", "nvfp4", "gptq-order"])
+@pytest.mark.parametrize("scheme", ["fp8-block", "nvfp4", "gptq-order", "gptq-2", "gptq-3"])
 def test_the_gpu_computes_what_the_cpu_does(scheme: str, placement: str, tmp_path: Path) -> None:
     """Small batches round activations to int8, larger ones keep floats; the CPU's are compared without rounding."""
     truth = write_folder(tmp_path, scheme)

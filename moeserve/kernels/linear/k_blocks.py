@@ -22,6 +22,9 @@ from moeserve.kernels.launch import COMPILED
 from moeserve.kernels.linear.mirrored_table import OFFSET, has_mirrored_table, in_turn, shifted_levels
 from moeserve.kernels.planes.books_triton import d_of, load_d, numbers_of, row_words, scale_number, scale_of
 from moeserve.kernels.planes.triton import WORD_ONES, e4m3_numbers, merge_codes, scale_and_min, super_word
+from moeserve.quantization.codebook import Signs
+
+INCLUDED = tl.constexpr(int(Signs.INCLUDED))
 
 
 @triton.jit
@@ -167,6 +170,8 @@ def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexp
         octets = octets + ((parts[p] >> (8 * H)) & 255,)
     signs, high, scales = octets[PARTS - 1], words[HIGH], words[LAST]
     wide_high = high[:, :, :, None]
+    if F.signs == INCLUDED:
+        signs = scales[:, :, :, None]
     q0, q1 = numbers_of(octets, signs, wide_high, table, j, H, F)
     dots = dp4a(q1, x1, dp4a(q0, x0, tl.zeros_like(q0)))
     d = d_of(words[WORDS], words[WORDS + 1], F)

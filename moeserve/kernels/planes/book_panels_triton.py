@@ -15,6 +15,7 @@ from moeserve.quantization.codebook import BookScales, Codebook, Signs
 PANEL_ROWS = 32
 _ROWS = tl.constexpr(PANEL_ROWS)
 _PACKED_7 = tl.constexpr(int(Signs.PACKED_7))
+_INCLUDED = tl.constexpr(int(Signs.INCLUDED))
 _NIBBLES_32 = tl.constexpr(int(BookScales.NIBBLES_32))
 
 
@@ -94,15 +95,62 @@ def move_book_words(panels, scales, K_BLOCKS: tl.constexpr, F: tl.constexpr, Y: 
     tl.store(scales + to * BYTES + y, out, y < BYTES)
 
 
+@triton.jit
+def trit_index(half, row, eight):
+    """Returns the index of eight columns of a half's base-3 digits. half: pointers to its vectors; see trits.py."""
+    index = (row + eight) * 0
+    for column in tl.static_range(8):
+        quad = 2 * eight + column // 4
+        octet = tl.load(half + quad // 5 * 64 + row % 16 * 4 + column % 4).to(tl.int32)
+        for earlier in tl.static_range(4):  # digits before the wanted one
+            octet = tl.where(earlier < quad % 5, octet * 3 & 255, octet)
+        index = 3 * index + (octet * 3 >> 8)
+    return index
+
+
+@triton.jit
+def move_trits(panels, codes, scales, part, K_BLOCKS: tl.constexpr):
+    """Moves a panel's 32 rows of base-3 digits: part 0 the indices' low bytes, part 1 the scale words. A k block has 8
+    bytes of the indices' nibbles, 2 of their highest bits, 2 of d. codes, scales: bytes."""
+    eight, row = tl.arange(0, 16)[:, None], tl.arange(0, _ROWS)[None, :]
+    panel = tl.program_id(0).to(tl.int64)
+    to = panel * _ROWS + row
+    for k_block in range(K_BLOCKS):
+        block = panels + (panel * (K_BLOCKS // 2) + k_block // 2) * (32 * 54)
+        half = block + 64 + row // 16 * (13 * 64)
+        index = trit_index(half, row, k_block % 2 * 16 + eight)
+        if part == 0:
+            at = codes + to * (16 * K_BLOCKS) + k_block * 16
+            tl.store(at + 4 * (eight % 4) + eight // 4, (index & 255).to(tl.uint8))
+        else:
+            at = scales + to * (12 * K_BLOCKS) + k_block * 12
+            nibbles = tl.sum(tl.reshape(((index >> 8) & 15) << (4 * (eight % 2)), [8, 2, _ROWS]), 1)
+            tl.store(at + tl.arange(0, 8)[:, None], nibbles.to(tl.uint8))
+            tops = tl.sum(tl.reshape((index >> 12) << (eight % 8), [2, 8, _ROWS]), 1)
+            two = tl.arange(0, 2)[:, None]
+            tl.store(at + 8 + two, tops.to(tl.uint8))
+            tl.store(at + 10 + two, tl.load(block + 2 * row + two))
+
+
+@triton.jit
+def move_part(
+    panels, codes, scales, part, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr
+):
+    """Moves part `part` of a panel's codes, or after all parts its scale words."""
+    if F.signs == _INCLUDED:
+        move_trits(panels, codes.to(tl.pointer_type(tl.uint8)), scales, part, K_BLOCKS)
+    elif part < F.parts:
+        move_book_codes(panels, codes, part, K_BLOCKS, F, X)
+    else:
+        move_book_words(panels, scales, K_BLOCKS, F, Y)
+
+
 @kernel
 def unpack_book_kernel(
     panels, codes, scales, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr
 ):
     """Grid (panels, one program per part of the codes and one for the scales)."""
-    if tl.program_id(1) < F.parts:
-        move_book_codes(panels, codes, tl.program_id(1), K_BLOCKS, F, X)
-    else:
-        move_book_words(panels, scales, K_BLOCKS, F, Y)
+    move_part(panels, codes, scales, tl.program_id(1), K_BLOCKS, F, X, Y)
 
 
 @kernel
@@ -113,12 +161,9 @@ def unpack_scattered_book_kernel(
     at = addresses + 4 * tl.program_id(2)
     panels = tl.load(at)
     if panels != 0:
-        octets = panels.to(tl.pointer_type(tl.uint8))
-        if tl.program_id(1) < F.parts:
-            codes = tl.load(at + 1).to(tl.pointer_type(tl.int32))
-            move_book_codes(octets, codes, tl.program_id(1), K_BLOCKS, F, X)
-        else:
-            move_book_words(octets, tl.load(at + 2).to(tl.pointer_type(tl.uint8)), K_BLOCKS, F, Y)
+        codes = tl.load(at + 1).to(tl.pointer_type(tl.int32))
+        scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
+        move_part(panels.to(tl.pointer_type(tl.uint8)), codes, scales, tl.program_id(1), K_BLOCKS, F, X, Y)
 
 
 def unpack_book_panels(

@@ -9,7 +9,7 @@ codebook.
             after all k blocks a word per super-block, with d. IQ3_S has two scale bytes per k block, with d above
             them. IQ1_M's d is spread over its scales, as in the file.
     supers  int32 [entries * columns / 4]: the codebook, one tensor for all matrices of a type on a device. Four
-            columns per word: magnitudes or, if a delta is added, 8 * entry + 127.
+            columns per word: magnitudes or, if a delta is added, 8 * entry + 127; signed bytes if signs are included.
 
 A row is slightly longer than in the file: 4 bytes for each d instead of 2.
 """
@@ -24,7 +24,15 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.planes.layout import Planes
-from moeserve.quantization.codebook import GROUP, BookScales, ByteRun, Codebook, Signs, entries_of
+from moeserve.quantization.codebook import (
+    GROUP,
+    BookScales,
+    ByteRun,
+    Codebook,
+    Signs,
+    entries_of,
+    ternary_entries,
+)
 from moeserve.quantization.quant_type import K_BLOCK, SUPER_BLOCK, QuantType
 
 GROUPS = K_BLOCK // GROUP  # per k block
@@ -51,9 +59,9 @@ def codebook_on(kind: QuantType, device: torch.device) -> Tensor:
 
 @cache
 def _codebook_on(kind: QuantType, device: torch.device) -> Tensor:
-    assert kind.codebook is not None
-    entries = entries_of(kind.name)
-    numbers = 8 * entries.astype(np.int32) + DELTA_ZERO if kind.codebook.has_delta else entries
+    assert kind.plane_book is not None
+    entries = ternary_entries() if kind.trit_book is not None else entries_of(kind.name)
+    numbers = 8 * entries.astype(np.int32) + DELTA_ZERO if kind.plane_book.has_delta else entries
     words = np.ascontiguousarray(numbers.astype(np.uint8)).view(np.int32).reshape(-1)
     return torch.from_numpy(words.copy()).to(device)
 
@@ -117,7 +125,7 @@ def pack_words(book: Codebook, given: BookBytes) -> Tensor:
 
 def dequantize_book(planes: Planes, expert: int) -> Tensor:
     """Returns one expert as float32 [rows, cols]."""
-    book = planes.type.codebook
+    book = planes.type.plane_book
     assert book is not None
     parts = planes.codes[expert].int().unflatten(-1, (4, 4)).transpose(3, 4)  # [rows, part, k blocks, g, j]
     words = planes.scales[expert]
@@ -128,12 +136,15 @@ def dequantize_book(planes: Planes, expert: int) -> Tensor:
     signs = parts[:, -1]
     table = planes.supers.view(torch.uint8).view(book.entries, book.columns)
     index = _indices(book, parts, signs, high)
-    numbers = table[index.long()].int().flatten(-2)  # [rows, k blocks, g, j, 8]
     bit = torch.arange(8, device=words.device)
+    if book.signs == Signs.INCLUDED:
+        index = index | (octets[..., 8:10, None] >> bit & 1).reshape(rows, k_blocks, 4, 4, 1) << 12
+        table = table.view(torch.int8)
+    numbers = table[index.long()].int().flatten(-2)  # [rows, k blocks, g, j, 8]
     if book.has_delta:
         assert high is not None
         numbers = numbers - DELTA_ZERO + 1 - 2 * _minus(book, high)[..., None]
-    else:
+    elif book.signs != Signs.INCLUDED:
         numbers = numbers * (1 - 2 * (_sign_bits(book, signs)[..., None] >> bit & 1))
     n, d = _scales(book, octets[..., 4 * book.high_words :], signs, high), _d(book, words, octets)
     scale = d[..., None, None] * (2 * n + 1).float() * (book.eighths / 8)  # [rows, k blocks, g, j or 1]
@@ -181,6 +192,8 @@ def _sign_bits(book: Codebook, signs: Tensor) -> Tensor:
 def _scales(book: Codebook, octets: Tensor, signs: Tensor, high: Tensor | None) -> Tensor:
     """Returns the scales' integers n: [rows, k blocks, g, j], or size 1 for all j."""
     j = torch.arange(4, device=signs.device)
+    if book.scales == BookScales.NONE:
+        return torch.zeros_like(signs[..., :1])
     if book.scales == BookScales.WORD_TOP:
         return ((signs >> 7 & 1) << j).sum(-1, keepdim=True)
     if book.scales == BookScales.HIGH_TOP_3:

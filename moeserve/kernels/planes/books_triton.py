@@ -19,10 +19,12 @@ _HIGH_7 = tl.constexpr(int(Signs.HIGH_7))
 _BYTES = tl.constexpr(int(Signs.BYTES))
 _DELTA_GROUP = tl.constexpr(int(Signs.DELTA_GROUP))
 _DELTA_ENTRY = tl.constexpr(int(Signs.DELTA_ENTRY))
+_INCLUDED = tl.constexpr(int(Signs.INCLUDED))
 _WORD_TOP = tl.constexpr(int(BookScales.WORD_TOP))
 _NIBBLES_32 = tl.constexpr(int(BookScales.NIBBLES_32))
 _NIBBLES_16 = tl.constexpr(int(BookScales.NIBBLES_16))
 _HIGH_TOP_3 = tl.constexpr(int(BookScales.HIGH_TOP_3))
+_NONE = tl.constexpr(int(BookScales.NONE))
 
 
 @triton.constexpr_function
@@ -34,13 +36,15 @@ def row_words(F, cols):
 @triton.jit
 def index_of(low, signs, high, j, g, which: tl.constexpr, F: tl.constexpr):
     """Returns the index of an eight's entry, or of the entry of its word `which`. high: the word with the group's
-    high bytes."""
+    high bytes. signs: the eight's byte of signs, or the k block's word of scales if signs are included."""
     if F.signs == _HIGH_7:
         low |= (signs & 1) << 8
     elif F.signs == _DELTA_GROUP:
         low |= ((high >> (16 * (g % 2) + 3 * j)) & 7) << 8
     elif F.signs == _DELTA_ENTRY:
         low |= ((high >> (16 * (g % 2) + 4 * j)) & 7) << 8
+    elif F.signs == _INCLUDED:
+        low |= (((high >> (16 * (g % 2) + 4 * j)) & 15) << 8) | (((signs >> (4 * g + j)) & 1) << 12)
     elif F.high_bits == 2:
         low |= ((high >> (8 * g + 2 * j)) & 3) << 8
     elif F.high_bits == 1:
@@ -92,7 +96,7 @@ def numbers_of(low, signs, high, table, j, g, F: tl.constexpr):
         twos = plus * 0x02020202
         # 8 * entry + 127, plus 0 or 2, minus 128.
         first, second = (first + twos) ^ -0x7F7F7F80, (second + twos) ^ -0x7F7F7F80
-    else:
+    elif F.signs != _INCLUDED:
         minus = eight_signs(signs, F)
         first, second = with_signs(first, minus), with_signs(second, minus >> 4)
     return first, second
@@ -111,6 +115,8 @@ def scale_number(words, top, j, g, F: tl.constexpr):
         n = (octets >> (8 * g + 4 * (j // 2))) & 15
     elif F.scales == _NIBBLES_32:
         n = (octets >> (4 * g)) & 15
+    elif F.scales == _NONE:
+        n = octets * 0
     else:
         n = (octets >> (16 * (g // 2) + 3 * (2 * (g % 2) + j // 2))) & 7
     return n
@@ -174,6 +180,8 @@ def load_eight(codes, scales, table, r, u, g, j, live, COLS: tl.constexpr, F: tl
         high = tl.load(row + u * F.words + (g // 2 if F.high_words == 2 else 0), live, 0)
     if F.octets > 0:
         octets = tl.load(row + u * F.words + F.words - 1, live, 0)
+    if F.signs == _INCLUDED:
+        signs = octets
     first, second = load_d(row, u, live, COLS, F)
     scale = scale_of(scale_number((high, octets), top, j, g, F), d_of(first, second, F), F)
     first, second = numbers_of(low, signs, high, table, j, g, F)

@@ -14,7 +14,7 @@ def dequantize(planes: Planes, expert: int | None = None) -> Tensor:
     """Returns one expert as float32 [rows, cols], or all, [experts, rows, cols]; bit for bit ggml's dequantisation."""
     if expert is None:
         return torch.stack([dequantize(planes, e) for e in range(planes.experts)])
-    if planes.type.codebook is not None:
+    if planes.type.plane_book is not None:
         return dequantize_book(planes, expert)
     f = planes.type.layout
     if f is None:

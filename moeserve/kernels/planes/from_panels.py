@@ -18,6 +18,7 @@ from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.planes.books import BookBytes, pack_codes, pack_words
 from moeserve.kernels.planes.layout import K_BLOCK, Planes, supers_of
 from moeserve.kernels.planes.repack import pack_scales, unpack_scales
+from moeserve.kernels.planes.trits import trit_panel_bytes
 from moeserve.quantization import BlockLayout, QuantType
 from moeserve.quantization.codebook import Codebook
 
@@ -68,8 +69,8 @@ def panels_to_planes(panels: Tensor, planes: Planes) -> None:
     count = planes.experts * -(-planes.rows // PANEL_ROWS)
     if planes.rows % PANEL_ROWS:
         raise ValueError(f"{planes.rows} rows are not a multiple of a panel's 32")
-    if planes.type.codebook is not None:
-        _move_book(panels.view(count, -1), planes.type, planes.type.codebook, planes)
+    if (book := planes.type.plane_book) is not None:
+        _move_book(panels.view(count, -1), book, planes)
         return
     f = planes.type.layout
     if f is None:
@@ -88,15 +89,25 @@ def panels_to_planes(panels: Tensor, planes: Planes) -> None:
     _move_codes(_by_k_block(vectors), layout, f, planes)
 
 
-def _move_book(panels: Tensor, kind: QuantType, book: Codebook, planes: Planes) -> None:
-    """panels: uint8 [panels, bytes]. In panels an entry's bytes are in the file's order; the bytes of 16 rows are next
-    to each other."""
-    header = PANEL_ROWS * (2 * int(book.has_d) + book.octets)
+def _move_book(panels: Tensor, book: Codebook, planes: Planes) -> None:
+    """panels: uint8 [panels, bytes]."""
+    kind = planes.type
     blocks = panels.view(len(panels), -1, PANEL_ROWS * kind.block_bytes)
     if blocks.shape[1] * kind.block_columns != planes.cols:
         raise ValueError(
             f"{panels.numel()} bytes of panels are not {planes.experts} x {planes.rows} x {planes.cols}"
         )
+    is_trits = kind.trit_book is not None
+    given = trit_panel_bytes(blocks) if is_trits else _book_panel_bytes(blocks, kind, book)
+    rows = len(panels) * PANEL_ROWS
+    planes.codes.view(rows, *planes.codes.shape[2:]).copy_(pack_codes(book, given))
+    planes.scales.view(rows, -1).copy_(pack_words(book, given))
+
+
+def _book_panel_bytes(blocks: Tensor, kind: QuantType, book: Codebook) -> BookBytes:
+    """blocks: uint8 [panels, blocks, bytes]. In panels an entry's bytes are in the file's order; the bytes of 16 rows
+    are next to each other."""
+    header = PANEL_ROWS * (2 * int(book.has_d) + book.octets)
     groups = blocks[..., header:].unflatten(2, (kind.block_columns // GROUP, 2, -1))
     widths = (
         GROUP // book.columns,
@@ -117,15 +128,13 @@ def _move_book(panels: Tensor, kind: QuantType, book: Codebook, planes: Planes) 
     assert low is not None
     d = blocks[..., : 2 * PANEL_ROWS * int(book.has_d)].unflatten(-1, (-1, PANEL_ROWS, 2))
     octets = blocks[..., header - PANEL_ROWS * book.octets : header].unflatten(-1, (book.octets, PANEL_ROWS))
-    given = BookBytes(
+    return BookBytes(
         rows(low.transpose(-1, -2)),
         None if word is None else rows(word),
         None if high is None else rows(high.transpose(-1, -2)),
         octets.permute(0, 3, 1, 2).flatten(0, 1),
         d.permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1),
     )
-    planes.codes.view(len(panels) * PANEL_ROWS, *planes.codes.shape[2:]).copy_(pack_codes(book, given))
-    planes.scales.view(len(panels) * PANEL_ROWS, -1).copy_(pack_words(book, given))
 
 
 def _by_k_block(vectors: Tensor) -> Tensor:

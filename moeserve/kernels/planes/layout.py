@@ -43,7 +43,7 @@ class Planes:
     @property
     def nbytes(self) -> int:
         own = self.codes.nbytes + self.scales.nbytes
-        return own if self.type.codebook is not None else own + self.supers.nbytes
+        return own if self.type.plane_book is not None else own + self.supers.nbytes
 
 
 def layout_of(kind: QuantType) -> BlockLayout:

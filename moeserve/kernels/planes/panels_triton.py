@@ -238,9 +238,9 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
     panels: uint8, the bytes of the stack's `_C.Matrix`, on the planes' device, aligned to 16 bytes.
     """
     f, whole = planes.type.layout, experts * planes.rows // PANEL_ROWS
-    if planes.type.codebook is not None:
+    if planes.type.plane_book is not None:
         codes, scales = planes.codes.view(torch.int32), planes.scales.view(torch.uint8)
-        unpack_book_panels(panels, codes, scales, planes.type.codebook, whole, planes.cols)
+        unpack_book_panels(panels, codes, scales, planes.type.plane_book, whole, planes.cols)
         return
     if f is None:
         none = planes.scales
@@ -266,8 +266,8 @@ def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -
     addresses: int64 [matrices, 4]: each matrix's panels (0: no matrix), and its codes, scales and supers in planes
     (0 if the type has none), all aligned to 16 bytes.
     """
-    if kind.codebook is not None:
-        unpack_scattered_books(addresses, kind.codebook, rows, cols)
+    if kind.plane_book is not None:
+        unpack_scattered_books(addresses, kind.plane_book, rows, cols)
         return
     f = kind.layout
     if f is None:

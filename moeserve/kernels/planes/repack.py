@@ -21,6 +21,7 @@ from moeserve.kernels.planes.layout import (
     layout_of,
     supers_of,
 )
+from moeserve.kernels.planes.trits import trit_bytes
 from moeserve.quantization import BitField, BlockLayout, QuantType, Scale, StoredScales
 from moeserve.quantization.codebook import Codebook
 from moeserve.quantization.quant_type import FLOAT32_BYTES, SUPER_BLOCK
@@ -93,10 +94,10 @@ def _fill(planes: Planes, blocks: Tensor, at: slice) -> None:
     """Fills rows from `at` on from uint8 [rows, blocks, block bytes]."""
     total = planes.experts * planes.rows
     codes = planes.codes.view(total, -1, planes.codes.shape[3], FIELD)
-    if planes.type.codebook is not None:
-        given = book_bytes(planes.type.codebook, blocks)
-        codes[at] = pack_codes(planes.type.codebook, given)
-        planes.scales.view(total, -1)[at] = pack_words(planes.type.codebook, given)
+    if (book := planes.type.plane_book) is not None:
+        given = book_bytes(book, blocks) if planes.type.trit_book is None else trit_bytes(planes.type, blocks)
+        codes[at] = pack_codes(book, given)
+        planes.scales.view(total, -1)[at] = pack_words(book, given)
         return
     f, unpacked = layout_of(planes.type), _unpack(planes.type, blocks)
     codes[at] = _pack_codes(f, unpacked.codes)

@@ -241,7 +241,7 @@ def _planes_in(buffer: Tensor, matrix: Matrix, experts: int) -> Planes:
     for tensor in (p.codes, p.scales, p.supers):
         placed.append(buffer[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
         at += _aligned(tensor.nbytes)
-    if kind.codebook is not None:
+    if kind.plane_book is not None:
         placed[2] = codebook_on(kind, buffer.device)
     return Planes(kind, *shape, *placed)
 

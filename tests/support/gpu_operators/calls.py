@@ -27,6 +27,7 @@ from moeserve.quantization.table import (
     Q3_K,
     Q5_K,
     Q8_0,
+    TQ1_0,
     TQ2_0,
     ZERO_TYPES,
 )
@@ -84,6 +85,7 @@ from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
 INT4 = ZERO_TYPES[4, 32, StoredScales.BF16_ZERO]
 FP8, NVFP4 = FP8_TYPES[128], NVFP4_TYPES[256]
 INT8 = ZERO_TYPES[8, 128, StoredScales.F16_ZERO]
+INT2, INT3 = (ZERO_TYPES[bits, 64, StoredScales.F16_ZERO] for bits in (2, 3))
 CALLS: dict[str, list[Callable[[], None]]] = {
     "compressed attention": [
         partial(compressed, 4, f32),
@@ -128,10 +130,20 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         partial(large_batch, 4096, IQ3_XXS, IQ2_XS),
         partial(large_batch, 64, IQ3_XXS, IQ2_XS, FEW_BLOCK),
     ],
+    "base-3 digits": [
+        partial(linear, 4, TQ1_0, 512, 96, TQ1_0, 32),
+        partial(experts, 1, TQ1_0, TQ1_0),
+        partial(experts, 30, TQ1_0, TQ1_0),
+        partial(large_batch, 4096, TQ1_0, TQ1_0),
+        partial(rows, 3, TQ1_0),
+        partial(panels, TQ1_0, INT2, INT3),
+    ],
     "wide scales": [
         partial(linear, 4, TQ2_0, 512, 96, Q1_0, 32),
         partial(experts, 4, Q2_0, INT4),
         partial(experts, 30, TQ2_0, INT8),
+        partial(linear, 4, INT2, 512, 96, INT3, 32),
+        partial(experts, 30, INT3, INT2),
         partial(large_batch, 4096, Q1_0, INT4),
         partial(rows, 3, Q1_0),
     ],

@@ -165,7 +165,7 @@ class ExpertRun(NamedTuple):
         looked up in codebooks."""
         is_routed = self.blocks is s.blocks  # `s.books` has blocks for all experts
         planes = (self.experts.gate, self.experts.up, self.experts.down)
-        return s.books is not None and is_routed and any(p.type.codebook is not None for p in planes)
+        return s.books is not None and is_routed and any(p.type.plane_book is not None for p in planes)
 
     def _takes_quads(self, s: GpuWorkspace) -> bool:
         """Returns whether the products use quad order."""
