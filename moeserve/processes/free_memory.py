@@ -25,6 +25,13 @@ def available_bytes() -> int:
     return min(bounds)
 
 
+def is_free_memory_short(needed: int) -> bool:
+    """Returns whether less than `needed` bytes, and a sixteenth of the machine's memory, are free: neither in use nor
+    filled with cached files."""
+    memory = psutil.virtual_memory()
+    return int(memory.free) < needed + int(memory.total) // 16
+
+
 def limit_note() -> str:
     """Returns a phrase for the end of a message about free memory: which limit bounds it; "" if only the machine
     does."""

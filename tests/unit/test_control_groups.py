@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from moeserve.processes import free_memory as memory
@@ -156,3 +157,11 @@ def test_a_message_about_memory_names_the_limit(monkeypatch: pytest.MonkeyPatch)
     assert memory.limit_note() == " (a control group limits this process to 0.50 GiB)"
     monkeypatch.setattr(memory, "memory_limit", lambda: 1 << 59)
     assert memory.limit_note() == ""  # the machine has less
+
+
+def test_free_memory_is_short_below_what_is_needed_and_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached files do not count as free."""
+    real = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: real._replace(total=1600, free=900, available=1600))
+    assert not memory.is_free_memory_short(800)
+    assert memory.is_free_memory_short(801)

@@ -69,9 +69,12 @@ class CpuLoader:
         progress: OnProgress,
         in_place: bool = False,
         slots: Sequence[int] | None = None,
+        is_short: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """slots: for each layer, the number of experts that RAM holds; the others stay on disk. None: RAM holds all
-        experts."""
+        experts. is_short: from the bytes still to be loaded, whether free memory is short, so that the file's bytes
+        leave the page cache once they are packed."""
+        self._is_short = is_short
         self._slots = slots
         self._in_place = in_place
         self._stream = stream
@@ -359,9 +362,11 @@ class CpuLoader:
         return LinearGroup(matrices, [self._vector(n.bias_of_layer(index, part)) for part in parts])
 
     def _finish(self, name: str) -> None:
+        self._done += self._source.tensors[name].nbytes
         if not self._in_place:
             self._source.advise_done(name)
-        self._done += self._source.tensors[name].nbytes
+            if self._is_short(self._total - self._done):
+                self._source.drop_cached(name)
         self._progress("loading weights", self._done, self._total)
 
 

@@ -87,6 +87,9 @@ class RankSource:
     def advise_done(self, name: str) -> None:
         self._source.advise_done(self._share.name_in_model(name))
 
+    def drop_cached(self, name: str) -> None:
+        """Does nothing: other ranks read the tensor, too."""
+
 
 def _sliced(tensor: TensorInfo, cut: TensorSlice | None) -> TensorInfo:
     if cut is None:

@@ -39,6 +39,17 @@ def map_version(path: Path) -> tuple[mmap.mmap, FileVersion]:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), version
 
 
+def drop_cached(path: Path, version: FileVersion, start: int, end: int) -> None:
+    """Removes bytes start .. end of a file from the system's page cache, but for pages that a process has mapped. Does
+    nothing for another file of this path, or where the system cannot."""
+    try:
+        with open(path, "rb", opener=_open_regular) as file:
+            if FileVersion.of(file.fileno()) == version:
+                os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
+    except OSError:
+        return
+
+
 def _open_regular(path: str, flags: int) -> int:
     """Opens the file without blocking, because a FIFO in the model's place would hang the start."""
     fd = os.open(path, flags | os.O_NONBLOCK)

@@ -66,6 +66,11 @@ class ModelSource(TensorSource, Protocol):
         """True if `data` returns a view of the mapped file for every tensor, so weights can be used in place."""
         ...
 
+    def drop_cached(self, name: str) -> None:
+        """Removes the tensor's bytes from the system's page cache, once they are read and no longer mapped. A source
+        that reads a tensor from several places keeps them."""
+        ...
+
     def rows(
         self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -87,6 +87,9 @@ class DummyFile(GGUFFile):
     def advise_done(self, name: str) -> None:
         """Does nothing: no file is mapped."""
 
+    def drop_cached(self, name: str) -> None:
+        """Does nothing: no file is read."""
+
     def _pool(self, kind: QuantType, std: float) -> Bytes:
         key = (kind, std)
         if key not in self._pools:

@@ -11,7 +11,7 @@ import numpy as np
 
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.model_files import SPLIT_NAME, listed, models_of
-from moeserve.models.sources.regular_file import FileVersion, map_version
+from moeserve.models.sources.regular_file import FileVersion, drop_cached, map_version
 
 from .errors import GGUFError
 from .fused_ffn import gate_and_up
@@ -41,6 +41,7 @@ class GGUFFile:
         self.file_bytes = sum(len(buffer) for buffer in buffers)
         self._buffers, self._paths, self._versions = buffers, paths, versions
         self._sparsely_read: set[str] = set()
+        self._half_done: set[tuple[int, int]] = set()  # part and offset of merged tensors
         for path, header in zip(paths, headers, strict=True):
             for tensor in _presented(header.tensors, self.metadata):
                 if tensor.name in self.tensors:
@@ -111,6 +112,17 @@ class GGUFFile:
         end = (tensor.offset + _stored_bytes(tensor)) // mmap.PAGESIZE * mmap.PAGESIZE
         if start < end:
             self._buffers[tensor.part].madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def drop_cached(self, name: str) -> None:
+        """See ModelSource. A merged tensor's bytes are removed with its second half."""
+        tensor = self.tensors[name]
+        place = (tensor.part, tensor.offset)
+        if tensor.half is not None and place not in self._half_done:
+            self._half_done.add(place)
+            return
+        part = tensor.part
+        end = tensor.offset + _stored_bytes(tensor)
+        drop_cached(self._paths[part], self._versions[part], tensor.offset, end)
 
 
 def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:

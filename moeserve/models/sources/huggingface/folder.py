@@ -122,6 +122,9 @@ class HuggingFaceFolder:
         for part in self._parts[name]:
             release_pages(part)
 
+    def drop_cached(self, name: str) -> None:
+        """Does nothing: other tensors may be made of the same bytes."""
+
     def _skip(self, stored: dict[str, StoredTensor], prefixes: tuple[str, ...]) -> None:
         """Removes next-token tensors from `stored`."""
         for name in [name for name in stored if name.startswith(prefixes)]:

@@ -35,7 +35,7 @@ from moeserve.placement.expert_ram import READER_BYTES, dense_bytes, expert_byte
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.processes.embedding_files import EmbeddingFiles
-from moeserve.processes.free_memory import available_bytes
+from moeserve.processes.free_memory import available_bytes, is_free_memory_short
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapters.cpu import cpu_adapters, read_adapters
 from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_adapters
@@ -158,7 +158,8 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             check_ram(
                 dense_bytes(sizes) + expert_ram, remedy="or read it from disk with --weight-layout file"
             )
-        weights = CpuLoader(stream, source, shape, on_progress, in_place, slots and slots.counts).load()
+        counts = slots and slots.counts
+        weights = CpuLoader(stream, source, shape, on_progress, in_place, counts, is_free_memory_short).load()
         use_huge_pages()
         of_adapters = adapter_memory(config, shape, checked, max(tokens, config.max_num_seqs))
         adapters = read_adapters(checked, of_adapters)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import shutil
 import time
 from pathlib import Path
@@ -13,6 +16,7 @@ from gguf.constants import GGUFValueType
 
 from moeserve.models.sources.gguf import GGUFError, StringArray, open_gguf
 from moeserve.models.sources.gguf.value_types import ValueType
+from moeserve.models.sources.regular_file import FileVersion, drop_cached
 from tests.support.gguf_bytes import Tensor, gguf_bytes
 
 
@@ -176,3 +180,52 @@ def test_a_full_vocabulary_opens_in_a_fraction_of_a_second(wide_fixtures: Path) 
 
 def test_value_types_are_gguf_pys() -> None:
     assert {kind.name: kind.value for kind in ValueType} == {kind.name: kind.value for kind in GGUFValueType}
+
+
+def test_dropped_bytes_leave_the_page_cache_and_are_read_again(tmp_path: Path) -> None:
+    """Both halves of a merged tensor, but not after the first."""
+    path = tmp_path / "m.gguf"
+    merged = Tensor("blk.0.ffn_gate_up_exps.weight", (1024, 2, 1024))
+    header = gguf_bytes({}, [merged])[: 1 << 12]
+    with path.open("wb") as written:
+        written.write(header + np.random.default_rng(0).bytes((8 << 20) + 4096 - len(header)))
+        os.fsync(written.fileno())  # pages that are not written yet stay
+        os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if _cached_bytes(path) > 4 << 20:
+        pytest.skip("this file system keeps its files in memory")
+    file = open_gguf(path)
+    gate, up = "blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight"
+    total = int(file.data(up).sum(dtype=np.int64))
+    before = _cached_bytes(path)
+    for name in (gate, up):
+        file.advise_done(name)
+    file.drop_cached(gate)
+    assert _cached_bytes(path) == before > 7 << 20
+    file.drop_cached(up)
+    assert _cached_bytes(path) < before // 2  # large pages at the ends stay
+    assert int(file.data(up).sum(dtype=np.int64)) == total
+
+
+def test_another_file_of_the_path_is_not_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"a" * (1 << 20))
+    version = FileVersion.of(path)
+    path.unlink()
+    drop_cached(path, version, 0, 1 << 20)  # there is none
+    with path.open("wb") as written:
+        written.write(b"b" * (1 << 20))
+        os.fsync(written.fileno())
+    before = _cached_bytes(path)
+    drop_cached(path, version, 0, 1 << 20)
+    assert _cached_bytes(path) == before > 0
+
+
+def _cached_bytes(path: Path) -> int:
+    """Of the file, in the page cache: mincore(2) of a mapping whose pages were not touched."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        whole = np.frombuffer(mapped, np.uint8)
+        pages = (ctypes.c_ubyte * -(-len(whole) // mmap.PAGESIZE))()
+        assert libc.mincore(ctypes.c_void_p(whole.ctypes.data), ctypes.c_size_t(len(whole)), pages) == 0
+        del whole
+    return mmap.PAGESIZE * sum(page & 1 for page in pages)
