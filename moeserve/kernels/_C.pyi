@@ -10,6 +10,7 @@ from torch import Tensor
 from moeserve.kernels.stream_operands import DiskLayer, ExpertAdapters, KvLayer
 
 PANEL_ROWS: int
+MADV_COLLAPSE: int
 FEW_TOKENS: int  # each number of tokens up to this one has a form of product chosen for it
 SOME_TOKENS: int  # the numbers from there up to this one share a form
 

@@ -194,3 +194,17 @@ def test_a_request_with_dry_draws_the_same_alone_and_in_a_crowd() -> None:
     lonely = [alone.sample(logits[2:3], np.zeros(1, np.int32))[0][0] for _ in range(40)]
     assert together[:, 2].tolist() == lonely
     assert len(set(pairwise(lonely))) > 20
+
+
+def test_typical_p_of_a_large_vocabulary_takes_the_references_tokens() -> None:
+    """Rows with a few likely tokens, of which most are no candidates, half of them masked in the second."""
+    rng, vocab = np.random.default_rng(2), 151_936
+    state = SamplerState(1, vocab)
+    for share, temperature, masked in ((0.2, 1.0, 0.0), (0.9, 0.7, 0.5), (0.999, 1.5, 0.0)):
+        x = rng.normal(0, 2, vocab)
+        x[rng.integers(0, vocab, 40)] += rng.uniform(8, 16, 40)
+        x[rng.random(vocab) < masked] = -np.inf
+        logits = torch.from_numpy(x).float()
+        p = Params(typical_p=share, temperature=temperature, order=("temperature", "typical_p"))
+        ids, probabilities = reference.survivors(logits, p)
+        assert survivors_of(state, logits, p)[0] == ids[probabilities > probabilities.max() * TINY].tolist()

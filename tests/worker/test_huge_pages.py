@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from moeserve.config.units import GIB
+from moeserve.kernels import _C
 from moeserve.worker.loading.cpu import huge_pages
 from moeserve.worker.loading.cpu.huge_pages import HUGE_PAGE, Area, End, _Move, areas_of, use_huge_pages
 
@@ -52,7 +53,7 @@ def small_pages() -> Iterator[int]:
     memory[:] = bytes(range(256)) * (len(memory) // 256)
     libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), HUGEPAGE)
     first = -(-address // HUGE_PAGE) * HUGE_PAGE
-    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(HUGE_PAGE), 25) != 0:
+    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(HUGE_PAGE), _C.MADV_COLLAPSE) != 0:
         pytest.skip("this kernel does not collapse pages, or has no huge page free")
     yield address
     assert memory[:] == bytes(range(256)) * (len(memory) // 256)

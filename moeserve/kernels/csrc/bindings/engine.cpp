@@ -59,6 +59,7 @@ void build_plan(AttentionPlan& plan, nb::handle rows, nb::handle counts, nb::han
 void bind_engine(nb::module_& m) {
   using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
   m.attr("PANEL_ROWS") = kPanelRows;
+  m.attr("MADV_COLLAPSE") = kMadviseCollapse;
   m.attr("FEW_TOKENS") = kFewTokens;
   m.attr("SOME_TOKENS") = kSomeTokens;
   m.def("quantized_row_bytes", &quantized_row_bytes, "cols"_a);

@@ -33,17 +33,14 @@ Matrix::~Matrix() {
 
 void Matrix::use_huge_pages() const {
   constexpr uintptr_t kHugePage = 2 << 20;
-  // MADV_COLLAPSE, which older headers lack. A model's weights are moved in worker/loading/cpu/huge_pages.py, with
-  // limits of time and failures.
-  constexpr int kCollapse = 25;
   if (!packed()) return;
   const auto begin = reinterpret_cast<uintptr_t>(data_);
   const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage,
                   last = (begin + bytes) / kHugePage * kHugePage;
-  if (first >= last || madvise(reinterpret_cast<void*>(first), last - first, kCollapse) == 0) return;
+  if (first >= last || madvise(reinterpret_cast<void*>(first), last - first, kMadviseCollapse) == 0) return;
   for (uintptr_t page = first; page < last;
        page += kHugePage) {  // the call stops at the first page that fails
-    madvise(reinterpret_cast<void*>(page), kHugePage, kCollapse);
+    madvise(reinterpret_cast<void*>(page), kHugePage, kMadviseCollapse);
   }
 }
 

@@ -79,6 +79,19 @@ class Chain {
   void gather_all() {
     if (!gathered_) gather_from(-INFINITY);
   }
+  template <class Term>
+  static double sum_of(int n, Term term) {
+    constexpr int kLanes = 8;  // independent sums
+    double lane[kLanes] = {};
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (int j = 0; j < kLanes; ++j) lane[j] += term(i + j);
+    }
+    for (; i < n; ++i) lane[0] += term(i);
+    double all = 0;
+    for (const double one : lane) all += one;
+    return all;
+  }
   // Returns the sum of the candidates' weights.
   double weigh() {
     s_.passes->weigh(s_.values.get(), n_, max_, scale(), s_.weights.get(), s_.block_sum.get());
@@ -138,37 +151,42 @@ class Chain {
   // A token's surprise minus the entropy equals the expected logit minus its own, over the temperature: the nearest to
   // that stay.
   void typical_p() {
-    gather_all();
-    const double mass = weigh();
-    double expected = 0;
-    for (int i = 0; i < n_; ++i) expected += s_.weights[i] * (static_cast<double>(s_.values[i]) - max_);
-    expected /= mass;
-    float* keys = s_.edited.get();
-    float nearest = -INFINITY;
-    for (int i = 0; i < n_; ++i) {
-      keys[i] = -static_cast<float>(std::fabs((static_cast<double>(s_.values[i]) - max_) - expected));
-      nearest = std::max(nearest, keys[i]);
+    const float* x = gathered_ ? s_.values.get() : x_;
+    const int n = gathered_ ? n_ : vocab_;
+    s_.passes->weigh(x, n, max_, scale(), s_.weights.get(), s_.block_sum.get());
+    const double mass = total(s_, n), center = expected(x, n) / mass;
+    if (!gathered_) {
+      // Tokens down to `floor` have the mass: a hundredth is left for rounding, as in filter_plain. So the tokens that
+      // are no farther from `center` than the farthest of these suffice; keys are rounded to float.
+      constexpr double kRounding = 1 + 1e-6;
+      const double floor = heat_ * std::log(0.99 * (1 - p_.typical_p) * mass / vocab_);
+      gather_from(max_ + center - kRounding * std::max(center - floor, -center));
+      weigh();
     }
-    keep_mass(keys, nearest, p_.typical_p * mass);
+    float* keys = s_.edited.get();
+    for (int i = 0; i < n_; ++i) {
+      keys[i] = -static_cast<float>(std::fabs((static_cast<double>(s_.values[i]) - max_) - center));
+    }
+    keep_mass(keys, *std::max_element(keys, keys + n_), p_.typical_p * mass);
     find_max();
+  }
+
+  // Returns the sum of the logits less `max_`, each times its weight. -inf, whose weight is 0, counts as the float next to
+  // it, without a branch: half of a row may be masked.
+  double expected(const float* x, int n) const {
+    constexpr uint32_t kMinusInfinity = std::bit_cast<uint32_t>(-std::numeric_limits<float>::infinity());
+    const float* weights = s_.weights.get();
+    return sum_of(n, [=, max = static_cast<double>(max_)](int i) {
+      const uint32_t bits = std::bit_cast<uint32_t>(x[i]);
+      return weights[i] * (std::bit_cast<float>(bits - (bits == kMinusInfinity)) - max);
+    });
   }
 
   void top_n_sigma() {
     gather_all();
-    constexpr int kLanes = 8;  // independent sums
-    const auto sum = [this](auto term) {
-      double lane[kLanes] = {};
-      int i = 0;
-      for (; i + kLanes <= n_; i += kLanes) {
-        for (int j = 0; j < kLanes; ++j) lane[j] += term(s_.values[i + j]);
-      }
-      for (; i < n_; ++i) lane[0] += term(s_.values[i]);
-      double all = 0;
-      for (const double one : lane) all += one;
-      return all;
-    };
-    const double mean = sum([](float v) { return static_cast<double>(v); }) / n_;
-    const double variance = sum([mean](float v) { return (v - mean) * (v - mean); }) / n_;
+    const float* v = s_.values.get();
+    const double mean = sum_of(n_, [v](int i) { return static_cast<double>(v[i]); }) / n_;
+    const double variance = sum_of(n_, [=](int i) { return (v[i] - mean) * (v[i] - mean); }) / n_;
     keep_from(max_ - p_.top_n_sigma * std::sqrt(variance));
   }
 
