@@ -44,7 +44,7 @@ MORE = (
 )
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),
-    *(f"next/tiny-qwen3moe-{name}" for name in ("nvfp4", "q1_0", "q2_0", *BOOKS)),
+    *(f"next/tiny-qwen3moe-{name}" for name in ("nvfp4", "q1_0", "q2_0", "tq1_0", *BOOKS)),
     "next/tiny-qwen35moe-iq2_xxs",
     *(f"families/tiny-qwen2moe-{name}" for name in ("f16", "q8_0", "q4_k_m")),
     *(f"families/tiny-qwen3-{name}" for name in ("f16", "q4_k_m")),
