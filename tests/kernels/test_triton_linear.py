@@ -202,6 +202,7 @@ def test_large_tiles() -> None:
     "tile",
     [
         (8, 32, 4, 4, 2),
+        (8, 32, 8, 8, 2),
         pytest.param((16, 64, 2, 4, 2), marks=pytest.mark.slow),
         pytest.param((32, 32, 2, 4, 3), marks=pytest.mark.slow),
         (16, 32, 8, 8, 2),
