@@ -14,7 +14,15 @@ import pytest
 from moeserve.config.units import GIB
 from moeserve.kernels import _C
 from moeserve.worker.loading.cpu import huge_pages
-from moeserve.worker.loading.cpu.huge_pages import HUGE_PAGE, Area, End, _Move, areas_of, use_huge_pages
+from moeserve.worker.loading.cpu.huge_pages import (
+    HUGE_PAGE,
+    MADV_COLLAPSE,
+    Area,
+    End,
+    _Move,
+    areas_of,
+    use_huge_pages,
+)
 
 HUGEPAGE, NOHUGEPAGE = 14, 15  # linux/mman.h: MADV_*
 
@@ -36,6 +44,10 @@ VmFlags: rd wr mr mw me ac sd hg
 """
 
 
+def test_the_engine_gives_the_same_advice() -> None:
+    assert MADV_COLLAPSE == _C.MADV_COLLAPSE
+
+
 def test_areas() -> None:
     half, slots = areas_of(SMAPS.splitlines())
     assert half == Area(0x7FAB2A400000, 0x7FAB2B000000, 12 << 20, 6 << 20)
@@ -53,7 +65,7 @@ def small_pages() -> Iterator[int]:
     memory[:] = bytes(range(256)) * (len(memory) // 256)
     libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), HUGEPAGE)
     first = -(-address // HUGE_PAGE) * HUGE_PAGE
-    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(HUGE_PAGE), _C.MADV_COLLAPSE) != 0:
+    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(HUGE_PAGE), MADV_COLLAPSE) != 0:
         pytest.skip("this kernel does not collapse pages, or has no huge page free")
     yield address
     assert memory[:] == bytes(range(256)) * (len(memory) // 256)

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Final
 
 from moeserve.config.units import GIB
-from moeserve.kernels import _C
 
 log = logging.getLogger(__name__)
 
 HUGE_PAGE: Final = 2 << 20  # bytes, on x86-64 and on AArch64 with pages of 4 KiB
+# linux/mman.h, from Linux 6.1 on. The C++ engine's own (`kMadviseCollapse`) is for the few weights that `--isa auto`
+# measures with; a test compares the two.
+MADV_COLLAPSE: Final = 25
 _PIECE: Final = 32 * HUGE_PAGE  # bytes of a call, which stops at the first page that fails
 _MOST_FAILURES: Final = 32  # pages in a row
 # madvise(2): no huge page is free, or the control group's limit of memory is reached. Other errors are the area's own.
@@ -197,7 +199,7 @@ def _pieces(area: Area) -> Iterator[tuple[int, int]]:
 
 def _collapse(start: int, size: int) -> int:
     """Returns 0 if all of it is in huge pages now, else the error's number."""
-    if _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _C.MADV_COLLAPSE) == 0:
+    if _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_COLLAPSE) == 0:
         return 0
     return ctypes.get_errno()
 
