@@ -108,3 +108,11 @@ def test_mimos_epsilon_has_either_name() -> None:
     assert shape_of(config | {"layernorm_epsilon": 1e-6}).rms_eps == 1e-6
     with pytest.raises(ModelError, match="'rms_norm_eps' is 1e-06 and 'layernorm_epsilon' 1e-05"):
         shape_of(config | {"rms_norm_eps": 1e-6})
+
+
+@pytest.mark.parametrize("also", [False, True], ids=["quantization", "quantization_config too"])
+def test_mlxs_weights_are_refused_by_name(also: bool) -> None:
+    mlx = {"quantization": {"group_size": 64, "bits": 4, "mode": "affine"}}
+    config = CONFIGS["Qwen3.6-35B-A3B"] | mlx | ({"quantization_config": mlx["quantization"]} if also else {})
+    with pytest.raises(ModelError, match="has a quantization_config of MLX, in"):
+        family_of_config(PATH, config)

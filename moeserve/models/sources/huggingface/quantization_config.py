@@ -45,6 +45,9 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] |
     ModelError for an unsupported method or format."""
     path = folder / "config.json"
     settings = config.get("quantization_config")
+    mlx = config.get("quantization")  # also as quantization_config, without a method
+    if isinstance(mlx, dict) and {"bits", "group_size"} <= mlx.keys() and settings in (None, mlx):
+        raise _refuse(path, "MLX, in config.json's 'quantization'")
     if settings is None:
         settings = config.get("compression_config")
     if settings is None and (folder / _OLD_FILE).exists():

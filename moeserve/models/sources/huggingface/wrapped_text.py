@@ -38,6 +38,7 @@ _OTHERS = (  # prefixes of vision and sound tensors, and of the projections betw
 )
 _OF_ALL = (
     "quantization_config",
+    "quantization",
     "tie_word_embeddings",
     "eos_token_id",
 )  # settings that config.json has outside text_config
