@@ -18,7 +18,7 @@ from .json_reader import Dialect
 from .named_call_body import NamedCallBody
 from .tool_calls import CallTags
 
-TAGS: Final = CallTags("<|tool_call>", "<tool_call|>", ends=("}",))
+TAGS: Final = CallTags("<|tool_call>", "<tool_call|>", other_opens=("<|tool_call|>",), ends=("}",))
 QUOTE: Final = '<|"|>'
 # A grammar enforces the Hermes form, with JSON strings.
 GUIDED: Final = GuidedCalls(TAGS.open, '{"name": "', '", "arguments": ', "}", TAGS.close, "", is_block=False)

@@ -50,6 +50,7 @@ _RECIPIENT: Final = re.compile(r"\bto=\s?(?!(?:assistant|user|all)\b(?![./:]))([
 # A tool in the place of a message's role or channel.
 _MISPLACED: Final = re.compile(rf"(?:{re.escape(START)}|{re.escape(CHANNEL)})\s*{re.escape(TOOLS)}([^\s<]+)")
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*([a-zA-Z]+)")
+_KNOWN_CHANNEL: Final = re.compile(rf"{re.escape(CHANNEL)}\s*(?:{'|'.join(_CHANNELS)})\b")
 _BARE_CHANNEL: Final = re.compile(rf"\s*(?:{_ROLE})?\s*({'|'.join(_CHANNELS)})\b")
 _SEPARATOR: Final = "\n\n"  # between the texts of two messages
 
@@ -123,9 +124,8 @@ class HarmonyParser(AnswerParser):
         elif not any(word in self._header for word in WORDS) or _RECIPIENT.search(self._header):
             self._begin_content(is_reasoning=False)
             self._show(self._header + "".join(self._call_text), events)
-        elif not self._shown and not self._num_calls:  # an answer that has a header alone
-            self._begin_content(is_reasoning=False)
-            self._show(_free_text(self._header), events)
+        else:
+            self._show_header_text(events)
         return joined(events)
 
     def _push(self, char: str, events: list[Event]) -> None:
@@ -149,13 +149,30 @@ class HarmonyParser(AnswerParser):
         self._header += char
         if self._header.endswith(MESSAGE):
             self._begin_message()
-        elif self._header.endswith(_ENDS) or self._header == START + _ROLE:
+        elif self._header.endswith(_ENDS):
+            self._show_header_text(events)
+        elif self._header == START + _ROLE:
             self._header = ""
         elif len(self._header) > MAX_HEADER_CHARS or not _may_be_header(self._header):
+            if any(word in self._header for word in WORDS):
+                self._show_header_text(events)
+                self._stage = _Stage.CONTENT
+                return
             header, self._header = self._header, ""
             self._begin_content(is_reasoning=False)
             self._held = "<" if char == "<" else ""
             self._show(header.removesuffix(self._held), events)
+
+    def _show_header_text(self, events: list[Event]) -> None:
+        """Ends a header that lacks its last tag, and shows the text that models write behind the channel then."""
+        header, self._header = self._header, ""
+        if " to=" not in header:
+            self._begin_content(is_reasoning=self._is_analysis(header))
+            self._show(_free_text(header), events)
+            self._stage = _Stage.HEADER
+
+    def _is_analysis(self, header: str) -> bool:
+        return self._separates_reasoning and _CHANNEL.findall(header)[-1:] == [ANALYSIS]
 
     def _begin_message(self) -> None:
         channels, recipient = _CHANNEL.findall(self._header), _RECIPIENT.search(self._header)
@@ -243,11 +260,12 @@ class HarmonyParser(AnswerParser):
 
 
 def _free_text(header: str) -> str:
-    """Returns the text of a header without its tags, the role and the channel."""
+    """Returns the text of a header without its tags, the role, the channel and the kind of text."""
+    header = _KNOWN_CHANNEL.sub(" ", header.partition(CONSTRAIN)[0])
     for word in (*WORDS, _ROLE):
         header = header.replace(word, " ")
     text = header.strip()
-    return "" if text in _CHANNELS else text
+    return "" if any(channel.startswith(text) for channel in _CHANNELS) else text
 
 
 def _may_be_header(text: str) -> bool:

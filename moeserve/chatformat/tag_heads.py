@@ -27,7 +27,7 @@ def named_head(text: str) -> TagHead | None:
     match = _NAMED.fullmatch(text)
     if match is None:
         return plain_head(text[1:]) if text.startswith("=") else None
-    name = (match[1].strip("\"'") if match[1][0] in "\"'" else match[1]).strip()
+    name = (match[1].strip("\"'") if match[1][0] in "\"'" else match[1].rstrip("=")).strip()
     return TagHead(name, is_empty=bool(match[3])) if name else None
 
 

@@ -62,6 +62,8 @@ def for_folder(folder: Path) -> str:
     if repository := _REPOSITORY.fullmatch(folder.name):
         name = f"{repository[1]}/{repository[2]}"
         return f"; a repository of the Hub's cache is named {name}, with HF_HUB_CACHE={folder.parent}"
+    if os.path.exists(folder / "adapter_config.json"):
+        return "; it is a LoRA adapter: serve its base model, and name the folder with --lora-modules NAME=FOLDER"
     inside = [entry for entry in islice(_entries(folder), _MOST_ENTRIES) if os.path.isdir(entry)]
     if any(_REPOSITORY.fullmatch(entry.name) for entry in inside):
         return f"; it is a cache of the Hub: moeserve list prints the names of its models, with HF_HUB_CACHE={folder}"

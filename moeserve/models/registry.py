@@ -113,6 +113,12 @@ class _Families(Mapping[str, ModelFamily]):
 
 
 _families: Final = _Families()
+# What a GGUF file is that belongs to a model, by `general.type`, and how it is served.
+_PARTS: Final = {
+    "mmproj": "a vision tower without its model: serve the model, and name this file with --mmproj",
+    "adapter": "a LoRA adapter without its model: serve the model, and name this file with --lora-modules NAME=FILE",
+    "imatrix": "an importance matrix, with which models are quantised: serve a model",
+}
 _INSTEAD: Final = "choose a model of one of these, or a newer moeserve"
 FAMILIES: Final[Mapping[str, ModelFamily]] = _families  # by architecture
 
@@ -132,6 +138,7 @@ def registered(family: ModelFamily) -> Iterator[ModelFamily]:
 
 def read_shape(source: ModelSource) -> ModelShape:
     """Reads a model's shape from its metadata. Raises ModelError, also for an unsupported architecture."""
+    _refuse_part(source)
     family = FAMILIES.get(source.architecture)
     if family is None:
         refuse_draft_head(source.path, source.architecture)
@@ -142,6 +149,13 @@ def read_shape(source: ModelSource) -> ModelShape:
     orders = column_orders(source)
     shape = family.read_shape(source)
     return shape if orders is None else replace(shape, orders=orders)
+
+
+def _refuse_part(source: ModelSource) -> None:
+    """Raises ModelError for a GGUF file that belongs to a model but is none."""
+    kind = "mmproj" if source.architecture == "clip" else source.metadata.get("general.type")
+    if isinstance(kind, str) and kind in _PARTS:
+        raise ModelError(source.path, f"this is {_PARTS[kind]}")
 
 
 def read_checked_shape(source: ModelSource) -> ModelShape:

@@ -173,6 +173,12 @@ def test_a_model_that_is_not_there_gets_advice(tmp_path: Path, named: str, hint:
     assert hint.format(tmp_path) in str(error.value)
 
 
+def test_a_lora_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(ConfigError, match="it is a LoRA adapter: serve its base model"):
+        command_line.resolve(ServerConfig(model=str(tmp_path)))
+
+
 def test_a_folder_of_several_models_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b.gguf"):
         (tmp_path / name).touch()

@@ -16,6 +16,11 @@ _MISTAKEN = (
         b'{"schemaVersion"',
         "a manifest of Ollama: ollama show --modelfile NAME prints the model's file, after FROM",
     ),
+    (b"\x1f\x8b", "one that gzip compressed: unpack it first, with gunzip"),
+    (b"\x28\xb5\x2f\xfd", "one that Zstandard compressed: unpack it first, with unzstd"),
+    (b"\xfd7zXZ", "one that xz compressed: unpack it first, with unxz"),
+    (b"BZh", "one that bzip2 compressed: unpack it first, with bunzip2"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive: unpack it first"),
     (bytes(16), "zeros: the download was not finished; download it again"),
 )
 

@@ -238,7 +238,7 @@ NEXT = "<|end|><|start|>assistant"
         (f"{FINAL}Hi{NEXT}<|channel|>fi", Answer("Hi")),
         (f"{FINAL}a <| b <|end <|constrain|>", Answer("a <| b <|end <|constrain|>")),
         ("assist", Answer("assist")),
-        ("<|channel|>final " + "x" * 3000, Answer("<|channel|>final " + "x" * 3000)),
+        ("<|channel|>final " + "x" * 3000, Answer("x" * 3000)),
     ],
 )
 def test_harmony_answers(text: str, answer: Answer) -> None:

@@ -46,6 +46,8 @@ CASES = {
         struct.pack("<Q", 70_000) + b'{"__metadata__":{',
         "but one of safetensors: name the folder",
     ),
+    "gzip": (b"\x1f\x8b\x08\x08" + GOOD, "but one that gzip compressed: unpack it first, with gunzip"),
+    "Zstandard": (b"\x28\xb5\x2f\xfd" + GOOD, "but one that Zstandard compressed: unpack it first"),
     "zeros": (bytes(5000), "but zeros: the download was not finished"),
     "version 1": (gguf_bytes({}, version=1), "version 1 is not supported"),
     "big-endian": (gguf_bytes({}, version=3 << 24), "big-endian"),
