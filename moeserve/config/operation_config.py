@@ -60,9 +60,10 @@ class OperationConfig(EngineConfig):
     record_routing_trace: str | None = option(
         None,
         "Server",
-        "record to this new file which experts every layer chooses for the generated tokens, one request "
-        "at a time; steps are slower meanwhile. `moeserve bench engine --routing-trace` replays the file, "
-        "`moeserve plan --routing-trace` predicts the expert cache from it (default: none)",
+        "record to this new file which experts every layer chooses for the generated tokens, one request at "
+        "a time, until it has --record-routing-tokens of them; steps are slower meanwhile. `moeserve bench "
+        "engine --routing-trace` replays the file, `moeserve plan --routing-trace` predicts the expert "
+        "cache from it (default: none)",
         metavar="PATH",
     )
     record_routing_tokens: int | None = option(

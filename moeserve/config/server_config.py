@@ -137,7 +137,7 @@ class ServerConfig(OperationConfig):
         None,
         "Model",
         "maximum number of loaded adapters with --lora-dir, including those of --lora-modules; a further "
-        "one is refused until a client unloads one (default: 16)",
+        "one is refused until a client unloads one. More take more of --lora-memory (default: 16)",
         low=1,
         high=1024,
     )
@@ -160,8 +160,8 @@ class ServerConfig(OperationConfig):
     max_num_seqs: int = option(
         64,
         "Capacity",
-        "maximum number of requests that are computed together; further ones "
-        "wait. More raise throughput; each needs room in the KV pool",
+        "maximum number of requests that are computed together; further ones wait. More raise the "
+        "throughput of all together, but make each answer slower; each needs room in the KV pool",
         low=1,
         high=4096,
     )

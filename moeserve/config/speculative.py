@@ -49,7 +49,8 @@ class SpeculativeConfig(ApiConfig):
         None,
         "Model",
         "a small model with the same vocabulary (only with --device cpu), or the model's EAGLE-3 head (CPU, or one "
-        "GPU), for speculative decoding: a .gguf file, a folder or a name on the hub, as for --model. Without "
+        "GPU), that proposes tokens which the model then verifies together, so that answers come faster and stay the "
+        "same (speculative decoding): a .gguf file, a folder or a name on the hub, as for --model. Without "
         f"--speculative-config it drafts {_DEFAULT_DRAFTS} tokens a step (default: none)",
         metavar="MODEL",
     )

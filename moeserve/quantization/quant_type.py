@@ -329,24 +329,32 @@ def _check(row: QuantType, layout: BlockLayout) -> None:
     for at, nbytes in sorted(part for part in parts if part[1]):
         if at != end:
             raise ValueError(
-                f"{row.name}: a part of the block begins at byte {at}, the one before ends at {end}"
+                f"{row.name}: a part of the block begins at byte {at}, the one before ends at {end}; correct the "
+                "row's offsets"
             )
         end = at + nbytes
     if end != row.block_bytes:
-        raise ValueError(f"{row.name}: the parts of a block take {end} bytes of {row.block_bytes}")
+        raise ValueError(
+            f"{row.name}: the parts of a block take {end} bytes of {row.block_bytes}; correct the row's sizes"
+        )
     whole = SUPER_BLOCK if layout.has_super else layout.group * (layout.octets or 1)
     columns = layout.wide or whole
     if layout.stored_scales == StoredScales.UE4M3_F32:  # the same for all of a row
         columns = layout.group * (layout.octets - FLOAT32_BYTES)
     has_fields = row.gpu and row.trit_book is None
     if has_fields and row.block_columns != columns:
-        raise ValueError(f"{row.name}: a block of {row.block_columns} columns, {columns} go with its scales")
+        raise ValueError(
+            f"{row.name}: a block has {row.block_columns} columns, and scales for {columns}; correct the row"
+        )
     widths = (1, 2, 4, 8) if layout.wide or not has_fields else (2, 4, 8)
     if layout.group not in (16, 32) or layout.low_bits not in widths or layout.high_bits not in (0, 1, 2):
         raise ValueError(f"{row.name}: no kernel reads such groups or codes")
     if layout.low_bits + layout.high_bits > 8:
         raise ValueError(f"{row.name}: codes of more than 8 bits")
     if layout.table is not None and len(layout.table.levels) != 1 << layout.low_bits:
-        raise ValueError(f"{row.name}: a table of {len(layout.table.levels)} levels for other codes")
+        raise ValueError(
+            f"{row.name}: a table of {len(layout.table.levels)} levels for codes of {layout.low_bits} "
+            "bits; correct the row"
+        )
     if has_fields and isinstance(layout.low, Trits):
         raise ValueError(f"{row.name}: the GPU's planes hold digits of base 3 by a trit_book only")

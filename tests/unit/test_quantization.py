@@ -94,7 +94,7 @@ def test_a_registered_row_is_there_only_within() -> None:
         ({"halves_at": 2}, "begins at byte"),
         ({"high": BitField(18, 1, 1)}, "take 22 bytes of 18"),
         ({"stored_scales": StoredScales.F16_MIN}, "begins at byte"),
-        ({"group": 16}, "32 columns, 16 go"),
+        ({"group": 16}, "32 columns, and scales for 16"),
         ({"low": BitField(2, 16, 4), "high": BitField(18, 1, 8)}, "take 50 bytes"),
     ],
 )

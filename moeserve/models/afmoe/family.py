@@ -47,7 +47,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `layer_types` or `global_attn_every_n_layers`: layers with a window. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `layer_types` or `global_attn_every_n_layers`: layers with a window.
+    Raises ModelError."""
     layers, period = config.get("num_hidden_layers"), config.get("global_attn_every_n_layers")
     if not isinstance(layers, int) or not 1 <= layers <= 1024:
         raise SettingError(path, f"'num_hidden_layers' is {layers!r}; 1 to 1024 is supported")

@@ -45,8 +45,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE. Raises ModelError. Where no setting says which part of a head rotates, Ling rotates half of it
-    and Sarvam all."""
+    """Returns, as GGUF's metadata, config.json's RoPE. Raises ModelError. Where no setting says which part of a head
+    rotates, Ling rotates half of it and Sarvam all."""
     if "partial_rotary_factor" not in config and config.get("rotary_dim") is None:
         config = {**config, "partial_rotary_factor": 1.0 if config.get("model_type") == SARVAM else 0.5}
     return rope_of(path, config, MAPPING)

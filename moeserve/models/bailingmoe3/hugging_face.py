@@ -44,7 +44,8 @@ _UNDER: Final = "attention."
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates the kinds of layers, the sizes of each, and the limits of feed-forwards. Raises ModelError."""
+    """Returns, as GGUF's metadata, the kinds of layers, the sizes of each, and the limits of feed-forwards, from
+    config.json. Raises ModelError."""
     layers = integer(path, config, "num_hidden_layers")
     key_dims = (integer(path, config, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
     return {
@@ -92,8 +93,8 @@ def _limits(path: Path, config: Mapping[str, Any], name: str, layers: int) -> Me
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE, which rotates `qk_rope_head_dim` numbers whatever `partial_rotary_factor` says. Raises
-    ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE, which rotates `qk_rope_head_dim` numbers whatever
+    `partial_rotary_factor` says. Raises ModelError."""
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = settings.get("rope_type", settings.get("type")) if isinstance(settings, dict) else settings
     if kind not in (None, "default"):

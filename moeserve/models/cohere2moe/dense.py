@@ -44,7 +44,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have windows. Raises ModelError."""
+    """Returns, as GGUF's metadata, which layers have windows, from config.json. Raises ModelError."""
     return windows_by_period(path, config, integer(path, config, "sliding_window_pattern", PERIOD))
 
 

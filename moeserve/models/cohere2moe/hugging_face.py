@@ -35,7 +35,8 @@ LAYER_NORM_EPS: Final = 1e-5
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have windows, positions and experts, and the kind of norm. Raises ModelError."""
+    """Returns, as GGUF's metadata, which layers have windows, positions and experts, and the kind of norm, from
+    config.json. Raises ModelError."""
     layers = integer(path, config, "num_hidden_layers")
     leading = integer(path, config, "first_k_dense_replace", 0, low=0)
     is_dense = layer_flags(path, config, layers, "mlp_layer_types", ("sparse", "dense")) or [

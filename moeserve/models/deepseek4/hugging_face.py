@@ -100,7 +100,8 @@ def _hashed(path: Path, config: Mapping[str, Any], layers: int) -> int:
 
 
 def _derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates the settings that are lists or have another form. Raises ModelError."""
+    """Returns, as GGUF's metadata, the settings that are lists or have another form, from config.json. Raises
+    ModelError."""
     layers = integer(path, config, "num_hidden_layers")
     limits = np.full(layers, number(path, config, "swiglu_limit", 0.0, 1e6, default=10.0), np.float32)
     return {
@@ -121,8 +122,8 @@ def _rotated(path: Path, config: Mapping[str, Any]) -> int:
 
 
 def _rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE: transformers writes it for layers without entries, `main`, and with them, `compress`. Raises
-    ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE: transformers writes it for layers without entries, `main`, and
+    with them, `compress`. Raises ModelError."""
     both = config.get("rope_parameters")
     scaling = config.get("rope_scaling")
     theta, entries = config.get("rope_theta"), config.get("compress_rope_theta")

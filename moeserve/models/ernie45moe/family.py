@@ -57,7 +57,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `moe_layer_start_index`, `_end_index` and `_interval`. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `moe_layer_start_index`, `_end_index` and `_interval`. Raises
+    ModelError."""
     layers = config.get("num_hidden_layers")
     first, last, step = (
         default if config.get(f"moe_layer_{name}") is None else config[f"moe_layer_{name}"]

@@ -27,7 +27,8 @@ THETA: Final = 1e4  # transformers' default
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have a window. Raises ModelError, also for a pattern in letters without `layer_types`."""
+    """Returns, as GGUF's metadata, which layers have a window, from config.json. Raises ModelError, also for a pattern
+    in letters without `layer_types`."""
     if config.get("sliding_window", 1) is None:
         return {}
     pattern = config.get("sliding_window_pattern")
@@ -39,7 +40,7 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE's settings, including Llama 3's type. Raises ModelError."""
+    """Returns, as GGUF's metadata, RoPE's settings, including Llama 3's type. Raises ModelError."""
     return llama3_rope(path, config, THETA) if is_llama3(config) else rope_of(path, config, MAPPING)
 
 

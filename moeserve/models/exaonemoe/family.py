@@ -61,7 +61,7 @@ def next_token_layer(source: ModelSource, _layer: LayerShape) -> LayerShape:
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `layer_types`, and the next-token block's. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `layer_types`, and the next-token block's. Raises ModelError."""
     layers = config.get("num_hidden_layers")
     types = layer_types(path, config, layers) if isinstance(layers, int) else None
     if types is None:

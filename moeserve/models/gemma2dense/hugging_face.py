@@ -28,8 +28,8 @@ THETA: Final = 1e4
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have a window, the scale of scores, and the caps, where null means none. Raises
-    ModelError."""
+    """Returns, as GGUF's metadata, which layers have a window, the scale of scores, and the caps, where null means
+    none, from config.json. Raises ModelError."""
     caps = (("attn_logit_softcapping", SCORE_CAP), ("final_logit_softcapping", LOGIT_CAP))
     return (
         windows_by_period(path, config, PERIOD)

@@ -31,7 +31,8 @@ WINDOW_THETA: Final = 1e4  # RoPE's base in layers with a window
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have a window, and the scale of scores. Raises ModelError."""
+    """Returns, as GGUF's metadata, which layers have a window, and the scale of scores, from config.json. Raises
+    ModelError."""
     period = integer(path, config, "sliding_window_pattern", PERIOD)
     return windows_by_period(path, config, period) | {
         "attention.scale": number(path, config, "query_pre_attn_scalar", 1e-3, 1e6, default=256.0) ** -0.5,
@@ -39,8 +40,8 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE, of the published form and of that which has an object for each kind of layer. Raises
-    ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE, of the published form and of that which has an object for each
+    kind of layer. Raises ModelError."""
     given = config.get("rope_parameters")
     if isinstance(given, dict) and FULL in given:
         full, window = rope_by_kind(path, config)

@@ -55,8 +55,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def biases(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates the setting that says whether q, k and v have biases. Raises ModelError. Models with vision lack this
-    setting: GLM-4.1V has biases, GLM-OCR has none."""
+    """Returns, as GGUF's metadata, the setting that says whether q, k and v have biases, from config.json. Raises
+    ModelError. Models with vision lack this setting: GLM-4.1V has biases, GLM-OCR has none."""
     kind = config.get("model_type")
     if kind in BIASED:
         return {n.HAS_QKV_BIAS: BIASED[kind]}

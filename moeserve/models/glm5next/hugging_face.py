@@ -53,7 +53,7 @@ _BOUND: Final = ("gate_lower_bound", "linear_lower_bound")
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates the kinds of layers and the sizes of each. Raises ModelError."""
+    """Returns, as GGUF's metadata, the kinds of layers and the sizes of each, from config.json. Raises ModelError."""
     heads = integer(path, config, "num_attention_heads")
     linear = {name: _of_linear(path, config, name) for name in _LINEAR_SETTINGS}
     if linear["num_heads"] != heads:

@@ -53,7 +53,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `layer_types`. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `layer_types`. Raises ModelError."""
     layers = config.get("num_hidden_layers")
     types = layer_types(path, config, layers) if isinstance(layers, int) else None
     return {} if types is None else windows_of(types)

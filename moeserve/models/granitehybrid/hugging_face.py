@@ -30,7 +30,8 @@ KINDS: Final = ("mamba", "linear_attention", *ATTENTION)
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `layer_types`, and the width of feed-forwards without experts. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `layer_types`, and the width of feed-forwards without experts. Raises
+    ModelError."""
     layers, heads = config.get("num_hidden_layers"), config.get("num_key_value_heads")
     if not isinstance(layers, int) or not isinstance(heads, int):
         return {}  # invalid `layer_types` are refused by the code that reads them
@@ -53,7 +54,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE where attention has positions. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE where attention has positions. Raises ModelError."""
     return rope_of(path, config, MAPPING) | {ROTATES: True} if _rotates(config) else {}
 
 

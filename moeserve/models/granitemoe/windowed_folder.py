@@ -46,7 +46,8 @@ _BIASES: Final = DECODER_BIASES | OUTPUT_BIAS
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates experts, which layers have a window, and their RoPE bases. Raises ModelError."""
+    """Returns, as GGUF's metadata, experts, which layers have a window, and their RoPE bases. Raises
+    ModelError."""
     layers = integer(path, config, "num_hidden_layers")
     kinds = layer_types(path, config, layers) or [
         SLIDING if layer % PERIOD else FULL for layer in range(layers)
@@ -62,8 +63,8 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def _thetas(path: Path, config: Mapping[str, Any], layers: int) -> dict[str, MetadataValue]:
-    """Translates `layer_rope_theta`, 0 for a layer without positions. `no_rope_layers`, from which llama.cpp's
-    converter reads these layers, must agree. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `layer_rope_theta`, 0 for a layer without positions.
+    `no_rope_layers`, from which llama.cpp's converter reads these layers, must agree. Raises ModelError."""
     name, theirs = "layer_rope_theta", "no_rope_layers"
     given = config.get(name)
     rotates = layer_flags(path, config, layers, theirs, (0, 1))

@@ -29,7 +29,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE as with experts. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE as with experts. Raises ModelError."""
     return stretched_rope(path, {**config, "rope_theta": config.get("rope_theta") or THETA})
 
 

@@ -42,8 +42,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def stretched_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE scaling: type "dynamic" with an `alpha` means a larger RoPE base at every length. Raises
-    ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE scaling: type "dynamic" with an `alpha` means a larger RoPE base
+    at every length. Raises ModelError."""
     given = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(given, dict) or given.get("rope_type", given.get("type")) != "dynamic":
         return rope_of(path, config, FOLDER)
@@ -63,7 +63,8 @@ def stretched_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataV
 
 
 def same_in_all_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates settings that may be lists with an entry per layer; all entries must be equal. Raises ModelError."""
+    """Returns, as GGUF's metadata, the settings that may be lists with an entry per layer; all entries must
+    be equal. Raises ModelError."""
     values: dict[str, MetadataValue] = {}
     for ours, names in _BY_LAYER.items():
         name = next((name for name in names if config.get(name) is not None), names[0])

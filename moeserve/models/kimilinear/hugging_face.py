@@ -43,7 +43,7 @@ _LINEAR_SETTINGS: Final = {  # GGUF's key -> the names in `linear_attn_config` a
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates the kinds of layers and the sizes of each. Raises ModelError."""
+    """Returns, as GGUF's metadata, the kinds of layers and the sizes of each, from config.json. Raises ModelError."""
     linear = config.get("linear_attn_config") or {}
     if not isinstance(linear, dict):
         raise SettingError(path, f"'linear_attn_config' is {linear!r:.80}; an object is expected")

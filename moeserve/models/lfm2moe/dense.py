@@ -30,8 +30,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def feed_forward_width(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates the feed-forward's width, of which `block_auto_adjust_ff_dim` takes two thirds, rounded up. Raises
-    ModelError."""
+    """Returns, as GGUF's metadata, the feed-forward's width, of which `block_auto_adjust_ff_dim` takes two thirds,
+    rounded up, from config.json. Raises ModelError."""
     width = integer(
         path, config, "intermediate_size" if config.get("block_ff_dim") is None else "block_ff_dim"
     )

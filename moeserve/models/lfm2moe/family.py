@@ -50,8 +50,8 @@ def mixers(reader: ShapeReader) -> list[AttentionShape | ShortConvShape]:
 
 
 def kv_heads_by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `layer_types`, or `full_attn_idxs` of older checkpoints, to the number of KV heads of each layer, 0
-    for layers with a convolution. Raises ModelError."""
+    """Returns, as GGUF's metadata, the number of KV heads of each layer, 0 for layers with a convolution, from
+    `layer_types`, or from `full_attn_idxs` of older checkpoints. Raises ModelError."""
     layers, heads = config.get("num_hidden_layers"), config.get("num_key_value_heads")
     if not isinstance(layers, int) or not isinstance(heads, int):
         return {}  # invalid `layer_types` are refused by the code that reads them

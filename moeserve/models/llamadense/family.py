@@ -57,7 +57,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates Mixtral's experts, and a window that all layers have. Raises ModelError."""
+    """Returns, as GGUF's metadata, Mixtral's experts, and a window that all layers have. Raises
+    ModelError."""
     values: dict[str, MetadataValue] = {}
     if config.get("model_type") == "mixtral":
         for ours, theirs in (
@@ -75,7 +76,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE's settings, including Llama 3's type. Raises ModelError."""
+    """Returns, as GGUF's metadata, RoPE's settings, including Llama 3's type. Raises ModelError."""
     return llama3_rope(path, config, THETA) if is_llama3(config) else rope_of(path, config, MAPPING)
 
 

@@ -65,8 +65,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have a window, and which have no experts. Raises ModelError. Without `layer_types` none
-    has a window."""
+    """Returns, as GGUF's metadata, which layers have a window, and which have no experts, from config.json. Raises
+    ModelError. Without `layer_types` none has a window."""
     layers = integer(path, config, "num_hidden_layers")
     values = windows_by_period(path, config, 1)
     is_dense = layer_flags(path, config, layers, "mlp_layer_types", ("sparse", "dense")) or [False] * layers
@@ -76,7 +76,8 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE by kind of layer; only layers without a window may have scaled RoPE. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE by kind of layer; only layers without a window may have scaled
+    RoPE. Raises ModelError."""
     given = config if config.get("rope_parameters") else {**config, "rope_parameters": _ROPES}
     full, windowed = rope_by_kind(path, given)
     values = rope_of(path, {**config, "rope_parameters": full}, MAPPING)

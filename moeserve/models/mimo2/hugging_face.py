@@ -35,7 +35,8 @@ ROTATED = 0.334  # rotated part of a head if no setting says so
 
 
 def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates settings that differ between layers or may be null. Raises ModelError."""
+    """Returns, as GGUF's metadata, the settings that differ between layers or may be null. Raises
+    ModelError."""
     layers = number(path, config, "num_hidden_layers", 1, 1024)
     has_window = _windowed(path, config, int(layers))
     is_dense = layer_flags(path, config, int(layers), "mlp_layer_types", ("sparse", "dense"))
@@ -82,8 +83,8 @@ def _windowed(path: Path, config: Mapping[str, Any], layers: int) -> list[bool]:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE's settings of each kind of layer. All must rotate the same part of a head, unscaled. Raises
-    ModelError."""
+    """Returns, as GGUF's metadata, RoPE's settings of each kind of layer. All must rotate the same part
+    of a head, unscaled. Raises ModelError."""
     given = config.get("rope_parameters")
     factor = config.get("partial_rotary_factor") or ROTATED
     bases = [config.get("rope_theta"), config.get("swa_rope_theta")]

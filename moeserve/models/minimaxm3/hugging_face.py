@@ -37,7 +37,7 @@ _ACTIVATIONS: Final = (None, "swigluoai", "silu")  # transformers computes "swig
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have experts, and the indexer. Raises ModelError."""
+    """Returns, as GGUF's metadata, which layers have experts, and the indexer, from config.json. Raises ModelError."""
     layers = integer(path, config, "num_hidden_layers")
     is_dense = layer_flags(path, config, layers, "mlp_layer_types", ("sparse", "dense"))
     if is_dense is None:

@@ -64,7 +64,7 @@ def _with_magnitude(reader: ShapeReader, scaling: RopeScaling) -> RopeScaling:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE. Raises ModelError."""
     values = rope_of(path, config, MAPPING)
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if values.get("rope.scaling.type") != "yarn":

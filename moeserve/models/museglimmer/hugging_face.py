@@ -36,8 +36,8 @@ _OF_Q: Final = "attention.q_scale"  # no GGUF has this key
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have a window, and q's scale. Raises ModelError, also if a layer with a window has no
-    positions, or one without has some."""
+    """Returns, as GGUF's metadata, which layers have a window, and q's scale, from config.json. Raises ModelError,
+    also if a layer with a window has no positions, or one without has some."""
     layers = integer(path, config, "num_hidden_layers")
     types = layer_types(path, config, layers) or [
         SLIDING if (layers - 1 - layer) % PERIOD else FULL for layer in range(layers)

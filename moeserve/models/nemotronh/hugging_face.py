@@ -49,7 +49,8 @@ def _kinds(path: Path, config: Mapping[str, Any]) -> str:
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates the kinds of layers: KV heads and feed-forward widths of each. Raises ModelError."""
+    """Returns, as GGUF's metadata, the kinds of layers: KV heads and feed-forward widths of each, from config.json.
+    Raises ModelError."""
     kinds = _kinds(path, config)
 
     def of_kind(kind: str, key: str) -> int:

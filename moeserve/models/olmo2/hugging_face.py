@@ -29,7 +29,7 @@ THETA: Final = 5e5  # transformers' default
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have a window: none of OLMo 2. Raises ModelError."""
+    """Returns, as GGUF's metadata, which layers have a window: none of OLMo 2, from config.json. Raises ModelError."""
     if config.get("model_type") != "olmo3" or config.get("sliding_window", 1) is None:
         return {}
     window = integer(path, config, "sliding_window", 4096)
@@ -37,7 +37,8 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE; only layers without a window may have scaled RoPE. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE; only layers without a window may have scaled RoPE. Raises
+    ModelError."""
     given = config.get("rope_parameters")
     if not isinstance(given, dict) or FULL not in given:
         return rope_of(path, config, MAPPING)

@@ -25,12 +25,12 @@ _NOT_FUSED: Final = (n.ATTN_NORM, n.ATTN_OUTPUT, n.FFN_NORM, n.FFN_DOWN)
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE. Raises ModelError."""
     return longrope(path, config, MAPPING)
 
 
 def window(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates the window that all layers have. Raises ModelError."""
+    """Returns, as GGUF's metadata, the window that all layers have, from config.json. Raises ModelError."""
     if config.get("sliding_window") is None:
         return {}
     return {n.SLIDING_WINDOW: integer(path, config, "sliding_window")}

@@ -33,7 +33,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE, whose type "mrope" of older folders is now the default one with sections. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE, whose type "mrope" of older folders is now the default one with
+    sections. Raises ModelError."""
     changed = dict(config)
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name)

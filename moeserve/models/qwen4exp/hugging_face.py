@@ -30,7 +30,8 @@ MOST_ROWS: Final = 1 << 32  # of a head
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates the kinds of layers, and the hashes of n-grams. Raises ModelError."""
+    """Returns, as GGUF's metadata, the kinds of layers, and the hashes of n-grams, from config.json. Raises
+    ModelError."""
     layers = integer(path, config, "num_hidden_layers")
     types = layer_types(path, config, layers, (LINEAR, FULL, INDEXED))
     if types is None:

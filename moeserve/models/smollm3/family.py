@@ -42,7 +42,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def unrotated_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `no_rope_layers` (1 for a layer with positions), or `no_rope_layer_interval`. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `no_rope_layers` (1 for a layer with positions), or
+    `no_rope_layer_interval`. Raises ModelError."""
     layers = integer(path, config, "num_hidden_layers")
     period = integer(path, config, "no_rope_layer_interval", PERIOD)
     listed = layer_flags(path, config, layers, "no_rope_layers", (1, 0))

@@ -57,7 +57,7 @@ def _of_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates what differs between layers. Raises ModelError."""
+    """Returns, as GGUF's metadata, what differs between layers. Raises ModelError."""
     of_all = config.get("layer_types")
     config = _of_layers(path, config)
     layers = integer(path, config, "num_hidden_layers")
@@ -121,8 +121,8 @@ def _without_experts(path: Path, config: Mapping[str, Any], layers: int) -> list
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE by kind of layer; only that of layers without a window may be scaled, by Llama 3's rule. Raises
-    ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE by kind of layer; only that of layers without a window may be
+    scaled, by Llama 3's rule. Raises ModelError."""
     config = _of_layers(path, config)
     head_dim = integer(path, config, "head_dim")
     full, windowed = _kinds(path, config)

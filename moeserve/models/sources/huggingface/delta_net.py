@@ -42,7 +42,8 @@ LESS_ONE = frozenset(
 
 
 def recurrent_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `layer_types`, which overrides `full_attention_interval`. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `layer_types`, which overrides `full_attention_interval`. Raises
+    ModelError."""
     types = config.get("layer_types")
     if types is None:
         return {}

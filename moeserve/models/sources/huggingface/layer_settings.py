@@ -42,8 +42,8 @@ def derived_by(*parts: Derived) -> Derived:
 
 
 def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `decoder_sparse_step` and `mlp_only_layers`: layers without experts, and their width. Raises
-    ModelError."""
+    """Returns, as GGUF's metadata, config.json's `decoder_sparse_step` and `mlp_only_layers`: layers without experts,
+    and their width. Raises ModelError."""
     step = integer(path, config, "decoder_sparse_step", 1)
     dense_only = config.get("mlp_only_layers") or []
     if not isinstance(dense_only, list) or not all(isinstance(each, int) for each in dense_only):
@@ -57,7 +57,8 @@ def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataVa
 
 
 def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `mlp_layer_types` or `first_k_dense_replace`: the first layers have no experts. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `mlp_layer_types` or `first_k_dense_replace`: the first layers have
+    no experts. Raises ModelError."""
     kinds = config.get("mlp_layer_types")
     if kinds is None:
         return {"leading_dense_block_count": integer(path, config, "first_k_dense_replace", 1, low=0)}
@@ -96,8 +97,8 @@ def windows(rule: WindowRule | None) -> Derived:
 
 
 def windows_by_period(path: Path, config: Mapping[str, Any], period: int) -> dict[str, MetadataValue]:
-    """Translates `layer_types`: which layers have a window. period: without the setting, all but the last of every
-    `period` layers have one. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `layer_types`: which layers have a window. period: without the
+    setting, all but the last of every `period` layers have one. Raises ModelError."""
     layers = integer(path, config, "num_hidden_layers")
     types = layer_types(path, config, layers)
     return windows_of(types or [SLIDING if (layer + 1) % period else FULL for layer in range(layers)])

@@ -39,7 +39,8 @@ _OTHERS: Final = {
 
 
 def longrope(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) -> dict[str, MetadataValue]:
-    """Translates RoPE of a family that stretches it in this way, or not. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE of a family that stretches it in this way, or not. Raises
+    ModelError."""
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     given = config.get(name) or {}
     if not isinstance(given, dict):
