@@ -69,7 +69,8 @@ class OperationConfig(EngineConfig):
     record_routing_tokens: int | None = option(
         None,
         "Server",
-        "number of tokens that --record-routing-trace writes (default: 4096)",
+        "number of tokens that --record-routing-trace writes; more make the forecast of the expert cache truer "
+        "(default: 4096)",
         low=1,
         high=1 << 20,
     )

@@ -56,8 +56,8 @@ class Link:
         self._is_first = True
 
     def run(self) -> None:
-        """Never returns; the launcher ends the process. Raises ConfigError if the first worker that answers does not
-        match the server."""
+        """Connects to the worker again and again, and forwards bytes both ways. Never returns; the launcher ends the
+        process. Raises ConfigError if the first worker that answers does not match the server."""
         delay = RETRY_S
         while True:
             try:

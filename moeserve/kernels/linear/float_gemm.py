@@ -1,4 +1,4 @@
-"""Many tokens times float matrices, on the tensor cores: the products after `unpack.py`.
+"""Multiplies many tokens by float matrices, on the tensor cores: the products after `unpack.py`.
 
 out = x W^T, with tokens as the left operand. For a gated product, the rows of gate and up alternate, so that a
 thread holds both numbers of a pair.

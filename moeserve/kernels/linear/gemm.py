@@ -1,6 +1,6 @@
-"""Many tokens times a quantised matrix, on the tensor cores: a tile of weights is dequantised once and multiplied
-with BM tokens. out^T = W x^T: the weights are the left operand and tokens the narrow side, so that 16 tokens fill a
-tile.
+"""Multiplies many tokens by a quantised matrix, on the tensor cores: a tile of weights is dequantised once and
+multiplied with BM tokens. out^T = W x^T: the weights are the left operand and tokens the narrow side, so that 16
+tokens fill a tile.
 
 A loop iteration takes KB K blocks: 8 products of 16 * KB columns, one per field.
 """

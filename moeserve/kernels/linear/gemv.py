@@ -1,4 +1,4 @@
-"""Few tokens times a matrix, which is memory-bound. A program computes some rows of the matrix over all its
+"""Multiplies few tokens by a matrix, which is memory-bound. A program computes some rows of the matrix over all its
 columns.
 
 It loads the weights of up to 4,096 columns, 16 bytes per thread, before it waits for the kernel that computes the

@@ -1,4 +1,4 @@
-"""Some tokens per expert times matrices of Q4_K, with weights as integers in float16, on Hopper's tensor cores.
+"""Multiplies some tokens per expert by matrices of Q4_K, with weights as integers in float16, on Hopper's tensor cores.
 
 A weight is d * (scale * code) - dmin * min. d and dmin belong to its super-block of 256 columns, scale and min to its
 group of 32. scale * code is an integer that float16 holds exactly (integer_weights.py), so a super-block's products are

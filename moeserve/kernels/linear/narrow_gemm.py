@@ -1,4 +1,4 @@
-"""More than a few tokens times a float matrix with few rows, such as a router's, on the ordinary cores.
+"""Multiplies more than a few tokens by a float matrix with few rows, such as a router's, on the ordinary cores.
 
 Tiles are small, because otherwise a GPU would have too few programs. Each thread has its own columns and the sums
 of all pairs of the tile's tokens and rows, so that a loaded number is used as often as the tile is wide.

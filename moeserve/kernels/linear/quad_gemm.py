@@ -1,5 +1,5 @@
-"""Tens of rows per expert times quantised matrices, by warpgroup products (Hopper's wgmma). Their left operand, the
-weights, comes from the registers in which codes are unpacked (quad_weights.py).
+"""Multiplies tens of rows per expert by quantised matrices, by warpgroup products (Hopper's wgmma). Their left
+operand, the weights, comes from the registers in which codes are unpacked (quad_weights.py).
 
 A loop iteration has one product per matrix, so that Triton lets the tensor cores compute it while the next
 iteration's weights are unpacked. With several products per iteration, as in gemm.py, it waits for each.

@@ -1,4 +1,4 @@
-"""Some tokens (8 to 64) times a quantised matrix, on the tensor cores.
+"""Multiplies some tokens (8 to 64) by a quantised matrix, on the tensor cores.
 
 As in gemm.py the weights are the left operand, but a batch of products [BN / RB, 16] x [16, BM] is computed at
 once: one for each of KB K blocks and RB blocks of rows. A warp has its own K blocks, so that the columns of a
