@@ -221,7 +221,7 @@ def test_another_file_of_the_path_is_not_dropped(tmp_path: Path) -> None:
 
 
 def _cached_bytes(path: Path) -> int:
-    """Of the file, in the page cache: mincore(2) of a mapping whose pages were not touched."""
+    """Returns the bytes of the file in the page cache: mincore(2) of a mapping whose pages were not touched."""
     libc = ctypes.CDLL(None, use_errno=True)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         whole = np.frombuffer(mapped, np.uint8)
