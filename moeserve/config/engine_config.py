@@ -62,8 +62,8 @@ class EngineConfig(SpeculativeConfig):
     numa_nodes: int | None = option(
         None,
         "CPU engine",
-        "number of NUMA nodes among which weights and threads are divided (default: the machine's nodes; a larger "
-        "number divides further, for tests)",
+        "number of NUMA nodes among which weights and threads are divided, so that each thread reads memory "
+        "that is near it (default: the machine's nodes; a larger number divides further, for tests)",
         low=1,
         high=1024,
     )
@@ -98,8 +98,9 @@ class EngineConfig(SpeculativeConfig):
         "GPU memory that holds experts a second time, as 16-bit floats, for as many layers as fit. Steps of "
         "more than 512 tokens then do not unpack these layers' weights, so prompts are read faster; the KV "
         "cache gets less memory. For servers with long prompts and GPU memory to spare. auto: if all "
-        "experts are on the GPU, what the KV cache cannot use, or up to half of its memory, as long as it "
-        "keeps 4096 tokens for each of --max-num-seqs requests (default: none)",
+        "experts are on the GPU, half of the KV cache's memory (less if the KV cache would then have fewer "
+        "than 4096 tokens for each of --max-num-seqs requests), or all that the KV cache cannot use, "
+        "whichever is more (default: none)",
         low=0.01,
         high=1e6,
         choices=("auto",),

@@ -9,10 +9,10 @@
             + prompt         if it has prompt tokens
             + prompt_span    x (the end of its farthest chunk)
 
-Steps of decode rows alone have a `base` of their own, with the rows' sampling in it: on a GPU they are other kernels,
-in a CUDA graph, and a row of them costs less than a prompt's token that samples. Beside prompts the rows are further
-tokens of the step, or else, as on a GPU, cost what they cost alone (`adds_rows`): whichever is nearer to the measured
-steps.
+Steps without prompts have a `base` of their own, which contains the rows' sampling. On a GPU such steps run other
+kernels, in a CUDA graph, and a row costs less than a prompt's token that samples. In steps with prompts a decode row
+counts as one more token, or costs what it costs alone (`adds_rows`), as on a GPU. The fit takes the form that is nearer
+to the measured steps.
 
 `base` is piecewise linear through measured points: between one token and a full step it bends where all experts'
 weights are read anyway and the step becomes compute-bound. The next terms are linear: attention and the vocabulary
@@ -21,8 +21,8 @@ prompt's are as in the router's own model (`router/core/policy/step_cost.py`). P
 rows, and a few tokens far into a prompt walk over all keys before them as slowly as many. One decode row far into its
 answer occupies a part of a GPU: positions cost less where many rows read them.
 
-Where the worker runs ahead, `base` of decode rows is that of steps launched while the one before is computed. One that
-is not takes `launch` longer, which the host needs before the GPU begins.
+If the worker launches ahead, the `base` of decode rows holds for steps that are launched while the step before is
+computed. A step that is launched later takes `launch` longer: the time that the host needs before the GPU begins.
 """
 
 from __future__ import annotations

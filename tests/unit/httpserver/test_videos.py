@@ -124,7 +124,7 @@ def test_beside_pictures_and_in_tool_results(seeing: HttpServer, visual: VisualS
 REFUSED = {
     "the video is not valid base64": video("data:video/mp4;base64,???"),
     "the video is empty": video("data:video/mp4;base64,"),
-    "the video's URL is not data:video/...;base64,...": video("data:video/mp4,abc"),
+    "the video's URL is not data:video/...;base64,...; write it in this form": video("data:video/mp4,abc"),
     "the video must be a URL": {"type": "video_url", "video_url": {"url": 7}},
     "a video has 1 to 768 frames, not 0": {"type": "video", "video": []},
     "a video has 1 to 2 frames, not 3": {"type": "video", "video": [FRAME_URLS[0]] * 3, "max_frames": 2},

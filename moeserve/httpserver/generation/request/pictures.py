@@ -108,11 +108,13 @@ def checked_url(url: str, what: str) -> str:
     if url[:256].lstrip()[:5].lower() == "data:":
         raise PydanticCustomError(
             "picture",
-            "the {what}'s URL is not data:{type}/...;base64,...",
+            "the {what}'s URL is not data:{type}/...;base64,...; write it in this form",
             {"what": what, "type": _TYPES[what]},
         )
     if len(url) > MOST_URL:
-        raise PydanticCustomError("picture", "the {what}'s URL is too long", {"what": what})
+        raise PydanticCustomError(
+            "picture", "the {what}'s URL is too long; send a smaller file", {"what": what}
+        )
     return url
 
 

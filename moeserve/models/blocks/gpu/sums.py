@@ -70,8 +70,8 @@ class GpuSums:
         return self._ffns[index] is not None
 
     def add_ffn(self, index: int, partial: Tensor) -> None:
-        """Launches the sum of `partial`, this GPU's part of a feed-forward, unless the next norm computes it. index:
-        of the layer, from 0."""
+        """Launches the sum over the GPUs of `partial`, this GPU's part of a feed-forward's output, in place, unless the
+        next norm computes it. index: of the layer, from 0."""
         all_reduce = self._ffns[index]
         if all_reduce is not None and self.ffn_within_norm(index, partial) is None:
             all_reduce(partial)
