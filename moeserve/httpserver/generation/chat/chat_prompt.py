@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
@@ -11,10 +13,13 @@ from moeserve.httpserver.generation.chat.template_efforts import SWITCHES, VARIA
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.engine.picture_client import EncodedPicture, PictureClient
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
-from moeserve.httpserver.generation.request.pictures import PicturedText
+from moeserve.httpserver.generation.request.pictures import Picture, PicturedText, split_at_marks
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.pictures import MOST_PICTURES
 from moeserve.messages.prompt_embeddings import MOST_BYTES
+
+# Stands for a picture of a tool's result if the model sees none.
+UNSEEN: Final = "[a picture, which this model cannot see]"
 
 
 async def encode(
@@ -23,7 +28,7 @@ async def encode(
     """Returns the conversation as token ids. Raises ApiError: 400 for more than about `limit` tokens without pictures,
     503 if no picture can be encoded now. client: None if the model does not see pictures."""
     pieces = await render(text, limit, asked, prompt)
-    if not prompt.pictures:
+    if text.pictures is None or not prompt.pictures:
         return ChatTokens(await text.encode_chat(pieces, asked.caller.tenant, asked.cache_salt))
     return await _encode_pictures(text, asked, pieces, client)
 
@@ -32,7 +37,7 @@ async def encode_plain(
     text: ModelText, limit: int, asked: Asked, prompt: PicturedText, client: PictureClient | None
 ) -> ChatTokens:
     """Returns a text with pictures as token ids, without the chat template. Raises ApiError; see `encode`."""
-    _check_sees(text, asked)
+    _check_sees(text, asked, asked.pictures)
     text.check_length(prompt.text, limit, asked.prompt_param)
     return await _encode_pictures(text, asked, [prompt.text], client, add_special=True)
 
@@ -62,7 +67,9 @@ async def _encode_pictures(
 
 async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) -> list[str]:
     """Returns the text that the chat template writes: see `ModelText.render_chat`. Raises ApiError 400."""
-    _check_sees(text, asked)
+    if text.pictures is None and prompt.pictures:
+        prompt = _without_pictures_of_tools(prompt)
+    _check_sees(text, asked, prompt.pictures)
     if (
         text.pictures is not None
         and not text.pictures.of_family.video
@@ -88,8 +95,24 @@ async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) 
     )
 
 
-def _check_sees(text: ModelText, asked: Asked) -> None:
-    if asked.pictures and text.pictures is None:
+def _without_pictures_of_tools(prompt: ChatPrompt) -> ChatPrompt:
+    """Returns the conversation with a note in the place of each picture of a tool's result. An agent's tool may read a
+    picture, which stays in the conversation: if it were refused, so would be all later requests."""
+    messages, unseen = [], set()
+    for message in prompt.messages:
+        content = message.get("content")
+        if message.get("role") == "tool" and isinstance(content, str):
+            parts = split_at_marks(content)
+            unseen.update(parts[1::2])
+            parts[1::2] = [UNSEEN] * (len(parts) // 2)
+            message = {**message, "content": "".join(parts)}
+        messages.append(message)
+    kept = [one for one in prompt.pictures if one.mark not in unseen]
+    return replace(prompt, messages=messages, pictures=kept)
+
+
+def _check_sees(text: ModelText, asked: Asked, pictures: Sequence[Picture]) -> None:
+    if pictures and text.pictures is None:
         message = "has a picture, and this server sees none: it runs without a vision tower (--mmproj)"
         raise invalid(asked.prompt_param, message)
 
