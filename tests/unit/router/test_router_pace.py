@@ -156,7 +156,7 @@ def test_a_step_leaves_a_vision_tower_its_part_of_the_limit() -> None:
     gaps: list[float] = []
     for slice_ms, share in ((30.0, 0.1), (0.0, 0.0)):
         engine.scheduler.beside_tower(slice_ms, share)
-        prompt = engine.send(request(len(gaps) + 1, LONG, 1, arrival=engine.now))
+        prompt = engine.send(request(len(gaps) + 1, LONG // 2, 1, arrival=engine.now))
         while prompt.ended is None:
             engine.turn()
         ordered = victim.gaps(prompt.sent, prompt.tokens[0])
