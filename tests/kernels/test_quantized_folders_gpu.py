@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.gpu.driver import Driver, small_config
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import stream_of
 from tests.kernels.transformers_logits import TOKENS
+from tests.support import quantized_folders
 from tests.support.hugging_face_model import write_model
 from tests.support.quantized_folders import BY_NAME, quantize_folder
 from tests.support.random_promotions import RandomPolicy
@@ -37,9 +39,14 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_folder(tmp_path: Path, scheme: str) -> torch.Tensor:
+def write_folder(tmp_path: Path, scheme: str, num_experts: int = 4) -> torch.Tensor:
     """Writes the folder `quantized`. Returns the log-probabilities of its own values, float32 [tokens, vocab]."""
-    sizes = {"num_hidden_layers": 1, "hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 4}
+    sizes = {
+        "num_hidden_layers": 1,
+        "hidden_size": 256,
+        "moe_intermediate_size": 128,
+        "num_experts": num_experts,
+    }
     write_model(tmp_path / "floats", torch.float32, **sizes)
     quantize_folder(tmp_path / "floats", tmp_path / "quantized", BY_NAME[scheme])
     return Engine(stream_of("plain"), tmp_path / "floats").logits(TOKENS).log_softmax(-1)
@@ -66,6 +73,17 @@ def test_the_gpu_computes_what_the_cpu_does(scheme: str, placement: str, tmp_pat
     truth = write_folder(tmp_path, scheme)
     runner = runner_of(tmp_path / "quantized", placement)
     for chunk, most in ((5, 0.1), (20, 0.1 if placement == "half of the experts in RAM" else 2e-3)):
+        assert median_error(runner, truth, list(TOKENS[:chunk]), chunk) < most
+
+
+@pytest.mark.slow
+def test_a_router_in_the_order_of_its_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices = re.compile(rf"{quantized_folders.LINEAR.pattern}|model\.layers\..*mlp\.gate\.weight")
+    monkeypatch.setattr(quantized_folders, "LINEAR", matrices)
+    truth = write_folder(tmp_path, "gptq-order", num_experts=8)  # eight rows' zero points are a word
+    assert open_folder(tmp_path / "quantized").tensors["blk.0.ffn_gate_inp.weight"].order is not None
+    runner = runner_of(tmp_path / "quantized", "all on the GPU")
+    for chunk, most in ((5, 0.1), (20, 2e-3)):
         assert median_error(runner, truth, list(TOKENS[:chunk]), chunk) < most
 
 

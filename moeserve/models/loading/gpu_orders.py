@@ -22,6 +22,7 @@ _GATHERED: Final = frozenset(
     (
         *(n.ATTN_Q, n.ATTN_K, n.ATTN_V, n.ATTN_GATE, n.ATTN_QKV, n.ATTN_OUTPUT),
         *(n.ATTN_Q_A, n.ATTN_Q_B, n.ATTN_KV_A_MQA, n.SSM_IN, n.SSM_OUT, n.SHORT_CONV_IN, n.SHORT_CONV_OUT),
+        n.FFN_GATE_INP,
         *_PAIRS,
         *_PAIRS.values(),
     )

@@ -11,7 +11,7 @@ from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.norm.op import sandwich_inputs
 from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
 from moeserve.models.blocks.gpu.expert_run import PendingSum
-from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.linear import DenseWorkspace, multiply
 from moeserve.models.blocks.gpu.residual import read_streams
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
@@ -119,4 +119,4 @@ class GpuFfnInputs:
             output = s.output.view(s.rows, -1)
             sandwich_inputs(s.x, output, moe.sandwich, count, self._eps, y, s.router_input, experts)
         into_router = y if router.first.quantised else GpuActivations(s.router_input, None, None)
-        multiply(router, into_router, count, s.router_logits)
+        multiply(router, into_router, count, s.router_logits, DenseWorkspace(None, None, s.dense.gathered))
