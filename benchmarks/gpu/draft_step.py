@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from moeserve.cli.bench import engine as bench
 from moeserve.cli.bench.drafts import DraftedDecode, room_of
@@ -25,22 +24,11 @@ from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.head_shortlist import frequent_tokens
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.next_token_chain import ChainStart
+from moeserve.worker.engines.gpu.steps.cuda_graphs import replay_ms
 from moeserve.worker.engines.gpu.steps.step_path import GraphFamily, GraphKey, padded_size
 from moeserve.worker.loading.load import load_runner
 
 PROMPT, REPLAYS = 16, 40
-
-
-def gpu_ms(work: Callable[[], object]) -> float:
-    """Milliseconds of one of REPLAYS calls that are launched one after another."""
-    work()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(REPLAYS):
-        work()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / REPLAYS
 
 
 def print_graphs(engine: GpuEngine, drafts: int) -> None:
@@ -54,7 +42,7 @@ def print_graphs(engine: GpuEngine, drafts: int) -> None:
     for family, size in kinds:
         replay = engine._graphs.find(GraphKey(family, size, AdapterScope.NONE))
         if replay is not None:
-            print(f"layers and head, {size} rows: {gpu_ms(replay):6.3f} ms", flush=True)
+            print(f"layers and head, {size} rows: {replay_ms(replay, REPLAYS):6.3f} ms", flush=True)
     for panels in (None, np.arange(frequent_tokens(chain.vocab_size) // 32, dtype=np.int32)):
         one = np.ones(1, np.int32)
         chain.draft(ChainStart(one, one, one - 1, one * drafts, np.ones((drafts, 1), np.int32), panels))
@@ -62,7 +50,7 @@ def print_graphs(engine: GpuEngine, drafts: int) -> None:
         if replay is not None:
             name = "whole vocabulary" if panels is None else f"{len(panels)} panels"
             # Behind a chain's last link its rows stay where they are.
-            print(f"link, {name}: {gpu_ms(partial(relink, chain, replay)):6.3f} ms", flush=True)
+            print(f"link, {name}: {replay_ms(partial(relink, chain, replay), REPLAYS):6.3f} ms", flush=True)
 
 
 def relink(chain: Any, replay: Callable[[], None]) -> None:

@@ -68,7 +68,6 @@ class Trunk:
         assert self.decoder.next_token is not None
         self.block: GpuDraftingBlock = self.decoder.next_token
         self.chain = NextTokenChain(self.block, DEV, REQUESTS, lambda: NO_STEP)
-        self.chain.capture()
         self.slots = np.arange(LENGTH, dtype=np.int32)[::-1].copy()  # any order
 
     def read(self, tokens: list[int], chunk: int = REQUESTS) -> torch.Tensor:
@@ -176,7 +175,6 @@ def test_behind_a_picture(tmp_path: Path) -> None:
     block._kept.states[0] = drafting.states[length - 2].to(DEV)
     block._slots_ahead[0, : LENGTH - 1] = ints(slots[1:])
     chain, one = NextTokenChain(block, DEV, REQUESTS, lambda: NO_STEP), np.zeros(1, np.int32)
-    chain.capture()
     start = ChainStart(
         np.array(text[-1:], np.int32), one + length - 2, one, one + DEPTHS,
         slots[length - 1 : length - 1 + DEPTHS, None],

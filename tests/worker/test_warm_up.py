@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -109,9 +110,9 @@ def test_what_was_asked_for_is_captured_first(
 
 
 class Pieces:
-    def __init__(self, graphs: GraphSteps) -> None:
+    def __init__(self, graphs: GraphSteps, *drafting: Any) -> None:
         self.compiled: list[int] = []
-        self.warm_up = WarmUp(graphs, self.compiled.extend, FACTS, None, None)
+        self.warm_up = WarmUp(graphs, self.compiled.extend, FACTS, None, None, drafting)
 
 
 @pytest.fixture
@@ -151,6 +152,35 @@ def test_beside_steps_a_piece_waits_for_its_turn(pieces: Pieces, graphs: GraphSt
     assert replay(graphs, model) == [(4, True), (1, True)]
     assert graphs.find(key("decode", 1)) is not None
     assert pieces.warm_up.missed == missed
+
+
+class Drafting:
+    """A part of a block that drafts, with two graphs."""
+
+    compiled = captured = 0
+
+    def compile(self) -> None:
+        self.compiled += 1
+
+    def capture_each(self) -> Iterator[None]:
+        for _ in range(2):
+            self.captured += 1
+            yield
+
+
+@pytest.mark.usefixtures("pieces")  # nothing is compiled
+def test_graphs_of_a_block_that_drafts_are_captured_after_the_steps(graphs: GraphSteps) -> None:
+    """Not before the first step, unless nothing is put off."""
+    late, early = Drafting(), Drafting()
+    warm_up = Pieces(graphs, late).warm_up
+    warm_up.put_off()
+    assert (late.compiled, late.captured) == (1, 0)
+    captured = []
+    while warm_up.go_on(is_idle=True):
+        captured.append(late.captured)
+    assert captured == [0] * 6 + [1, 2] + [2] * len(SIZES)
+    Pieces(graphs, early).warm_up.capture()
+    assert early.captured == 2
 
 
 def test_an_engine_that_has_put_off_nothing_has_nothing_to_do(graphs: GraphSteps) -> None:

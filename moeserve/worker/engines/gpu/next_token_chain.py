@@ -7,7 +7,7 @@ know yet (`AfterStep`): the device accepts that step's drafts and finds where th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -153,12 +153,13 @@ class NextTokenChain:
         self._block.begin_after_step(1, self._sampled())
         self.place(self._block.chain.rows.token_ids, self._block.chain.count)
 
-    def capture(self) -> None:
-        """Captures the graphs, with dummy rows."""
-        self._clear()
+    def capture_each(self) -> Iterator[None]:
+        """Captures the graphs, one at each `next`, between two steps and without rows. Links that are not captured are
+        launched kernel by kernel."""
         for size, of_shortlist in self._kinds():
             link = partial(self._block.link, size, of_shortlist=of_shortlist)
             self._links[size, of_shortlist] = self._graphs.capture(link, self._clear)
+            yield
 
     def _kinds(self) -> list[tuple[int, bool]]:
         sizes = self._block.chain_sizes
@@ -200,9 +201,12 @@ class NextTokenChain:
             self._block.begin(size)
         else:
             self._block.begin_after_step(size, self._sampled())
-        link = self._links[size, of_shortlist]
+        link = self._links.get((size, of_shortlist))
         for _ in range(depths):
-            link()
+            if link is None:
+                self._block.link(size, of_shortlist=of_shortlist)
+            else:
+                link()
         room.found.copy_(self._block.chain.outputs, non_blocking=True)
         room.mark(1)
         return launched

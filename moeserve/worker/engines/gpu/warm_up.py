@@ -58,14 +58,15 @@ class WarmUp:
         """Captures the CUDA graphs; a second call captures them anew."""
         self._graphs.capture_all(partial(on_progress, CAPTURING))
         self._capture_others()
+        for part in self._drafting:
+            for _ in part.capture_each():
+                pass
 
     def _capture_others(self) -> None:
         if self._micro_batches is not None:
             self._micro_batches.capture(decode_sizes_in_parts(self._facts), self._graphs.logits)
         if self._expert_cache is not None:
             self._expert_cache.capture()
-        for part in self._drafting:
-            part.capture()
 
     def put_off(self) -> None:
         """Postpones the warm-up to calls of `go_on`, except the parts that the first step needs."""
@@ -89,6 +90,8 @@ class WarmUp:
     def _in_pieces(self) -> Iterator[None]:
         while self._graphs.capture_next():
             yield
+        for part in self._drafting:
+            yield from part.capture_each()
         for size in self._facts.sizes:
             with compile_ahead():
                 self._launch_all_kernels([size])

@@ -5,21 +5,16 @@ They are apart from the steps' graphs, because the block need not keep up with e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
-
-import torch
 
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.workspace import GpuBatch
-from moeserve.worker.engines.gpu.steps.cuda_graphs import CudaGraphs, Launches
+from moeserve.worker.engines.gpu.steps.cuda_graphs import CudaGraphs, Launches, replay_ms
 from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
 from moeserve.worker.engines.gpu.steps.step_path import StepPath
 from moeserve.worker.engines.keeping import Keeping
-
-TIMED: Final = 8  # replays that are timed
 
 
 class BlockSteps:
@@ -39,17 +34,16 @@ class BlockSteps:
     def launch(self, size: int, *, is_replayed: bool) -> None:
         """Launches the block's part of the last step, whose padded size this is. is_replayed: the step was a CUDA
         graph; the block's graph reads what such steps leave, and not what steps leave whose experts are streamed."""
-        batch = self._batch(size)
         if not self.keeping.is_on:
             clear = self._clearing.get(size)
             if clear is None:
-                self._block.clear_rows(batch)
+                self._block.clear_rows(self._batch(size))
             else:
                 clear()
             return
         replay = self._captured.get(size) if is_replayed else None
         if replay is None:
-            self._model.keep_up(batch)
+            self._model.keep_up(self._batch(size))
         else:
             replay()
         self.keeping.ms += self._ms.get(size, 0.0)
@@ -60,32 +54,21 @@ class BlockSteps:
             self._model.keep_up(self._batch(size))
             self._block.clear_rows(self._batch(size))
 
-    def capture(self) -> None:
-        """Captures the graphs and times them, before the first step."""
+    def capture_each(self) -> Iterator[None]:
+        """Captures and times the graphs, one size at each `next`, between two steps. Sizes that are not captured are
+        launched kernel by kernel, and count as no time."""
         for size in self._sizes:
             inputs, batch = self._inputs[size], self._batch(size)
-            inputs.fill_dummy(size, self._model.shape.vocab_size, is_prompt=False)
+            inputs.fill_dummy(size, self._model.shape.vocab_size, is_prompt=False, stores_kv=False)
             inputs.copy()
             self._captured[size] = self._graphs.capture(
                 partial(self._model.keep_up, batch), self._model.begin_keeping
             )
             if self._model.device.type == "cuda":
-                self._ms[size] = _timed(self._captured[size])
-            # It also clears what the capture has kept.
+                self._ms[size] = replay_ms(self._captured[size])
             self._clearing[size] = self._graphs.capture(partial(self._block.clear_rows, batch), lambda: None)
+            yield
 
     def _batch(self, size: int) -> GpuBatch:
         path = StepPath(size, size, has_tiles=False, is_independent=False, scope=AdapterScope.NONE)
         return self._inputs[size].batch(path)
-
-
-def _timed(replay: Launches) -> float:
-    """Returns the milliseconds of one replay."""
-    replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(TIMED):
-        replay()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / TIMED

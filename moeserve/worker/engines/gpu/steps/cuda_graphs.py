@@ -7,10 +7,12 @@ A graph contains addresses, so the buffers that it uses must not move.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 
 Launches = Callable[[], None]
+REPLAYS: Final = 8  # that are timed
 
 
 class CudaGraphs:
@@ -35,3 +37,15 @@ class CudaGraphs:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             launches()
         return graph.replay
+
+
+def replay_ms(replay: Launches, replays: int = REPLAYS) -> float:
+    """Returns the GPU's milliseconds of one of several replays that are launched one after another."""
+    replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(replays):
+        replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / replays

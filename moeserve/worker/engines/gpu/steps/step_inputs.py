@@ -183,16 +183,19 @@ class StepInputs:
             values[:] = padding
         self._num_sequences = 0
 
-    def fill_dummy(self, n: int, vocab: int, start: int = 0, *, is_prompt: bool = True) -> None:
+    def fill_dummy(
+        self, n: int, vocab: int, start: int = 0, *, is_prompt: bool = True, stores_kv: bool = True
+    ) -> None:
         """Fills the buffer with n dummy rows, for timing before the first request: random tokens of one prompt in the
-        dummy slot from position `start` on, or one token each of n sequences. Their KV goes to slots 0 .. n - 1, their
-        state to slot 0. If the step exceeds the request length, the last position is repeated; KV beyond the pool is
-        not stored."""
+        dummy slot from position `start` on, or one token each of n sequences. Their KV goes to slots 0 .. n - 1, if
+        `stores_kv`, their state to slot 0. If the step exceeds the request length, the last position is repeated; KV
+        beyond the pool is not stored."""
         c, rows = self._host, np.arange(self.size)
+        num_stored = min(n, self._num_kv_slots) if stores_kv else 0
         self._begin(n)
         c.token_ids[:] = np.random.default_rng(0).integers(0, vocab, self.size)
         c.positions[:] = np.minimum(start + rows, self._max_model_len - 1)
-        c.kv_slots[:] = np.where(rows < min(n, self._num_kv_slots), rows, -1)
+        c.kv_slots[:] = np.where(rows < num_stored, rows, -1)
         c.req_slots[:] = self._dummy_slot
         if self._has_windows:
             c.window_slots[:] = c.kv_slots
