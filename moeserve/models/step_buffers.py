@@ -82,10 +82,9 @@ def gpu_state_drafts(model: ModelShape, max_num_seqs: int, drafts: int) -> int:
 
 
 def gpu_draft_records(model: ModelShape, drafts: int) -> Buffer:
-    """Returns the buffer in which gated DeltaNets record `drafts` drafts' changes of their states."""
-    layers = [layer for layer in model.layers if isinstance(layer.mixer, GatedDeltaNetShape)]
+    """Returns the buffer in which a gated DeltaNet records `drafts` drafts' changes of its states."""
     assert isinstance(model.recurrence, GatedDeltaNetShape)
-    return Buffer("state_drafts", (len(layers), drafts, model.recurrence.heads.pending_values))
+    return Buffer("state_drafts", (drafts, model.recurrence.heads.pending_values))
 
 
 def next_token_shape(model: ModelShape) -> ModelShape:

@@ -47,8 +47,9 @@ def gpu_reserved_bytes(
 ) -> int:
     """Returns the bytes that a GPU engine needs besides weights and KV: step buffers for `max_tokens` rows, logits,
     slot and RoPE tables, the sampler, staging for KV pages, spare KV slots, a step's keys; on CUDA also its overhead
-    and the allocator's loss. sizes: the sizes of the weights. usable: bytes of GPU memory that the engine may use.
-    adapter_rank: see `gpu_step_buffers`. on_cuda: False for Triton's interpreter, which multiplies in float32."""
+    and the allocator's loss. Without `gpu_draft_record_bytes`, which depend on the placement. sizes: the sizes of the
+    weights. usable: bytes of GPU memory that the engine may use. adapter_rank: see `gpu_step_buffers`. on_cuda: False
+    for Triton's interpreter, which multiplies in float32."""
     length = config.max_model_len or shape.context_length
     head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
     logits = 4 * head_rows * shape.vocab_size
@@ -75,7 +76,6 @@ def gpu_reserved_bytes(
         + angles
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)
         + staging_bytes(config, KvLayout(shape).state_bytes())
-        + gpu_draft_record_bytes(config, shape)
         + spare_bytes(KvLayout(shape), config.max_num_seqs)
         + KvLayout(shape).step_key_bytes(step_sizes(max_tokens)[-1])
         + (0 if shape.next_token_layer is None else block_bytes())
@@ -85,7 +85,7 @@ def gpu_reserved_bytes(
 
 
 def gpu_draft_record_bytes(config: ServerConfig, shape: ModelShape) -> int:
-    """Returns the bytes of GPU memory in which recurrent layers record drafts; 0 without drafts."""
+    """Returns the bytes in which a recurrent layer on a GPU records drafts; 0 without drafts."""
     drafts = gpu_state_drafts(shape, config.max_num_seqs, num_drafts(config))
     return gpu_draft_records(shape, drafts).nbytes if drafts else 0
 

@@ -38,7 +38,7 @@ def with_state_slots(
     dense = sizes.embedding.cuda + sizes.head.cuda + sum(layer.dense.cuda for layer in sizes.layers)
     budget = gpu.free_bytes if options.gpu_memory_budget is None else options.gpu_memory_budget
     running = config.max_num_seqs * sizes.state_bytes()
-    free = max(running, budget - gpu.reserved_bytes - dense)
+    free = max(running, budget - gpu.reserved_bytes - sizes.record_bytes() - dense)
     return replace(options, state_slots=state_slots(config, sizes.state_bytes(), free).num_slots)
 
 

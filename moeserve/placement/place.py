@@ -3,7 +3,7 @@ clock.
 
 GPU memory is assigned in this order:
 
-1. the engine's needs besides weights and KV (`Gpu.reserved_bytes`), the slots of recurrent state, and
+1. the engine's needs besides weights and KV (`Gpu.reserved_bytes`), the slots and drafts of recurrent state, and
    --unpacked-experts, at most what all layers' experts take as 16-bit floats;
 2. the dense parts: embedding, head, and each layer's attention, norms and router. --n-gpu-layers N takes the last N
    layers. Without it, if the dense parts and some KV do not fit, first the embedding and then the first layers stay in
@@ -251,7 +251,7 @@ class _Planner:
         return self._room_before_streaming(chosen) - self._stream_bytes(chosen)
 
     def _room_before_streaming(self, chosen: list[set[int]]) -> int:
-        taken = self._gpu.reserved_bytes + self._dense.bytes_on("cuda") + self._expert_bytes(chosen)
+        taken = self._engine_bytes + self._dense.bytes_on("cuda") + self._expert_bytes(chosen)
         return self._budget - taken - self._state_bytes - self._unpacked_bytes
 
     def _stream_bytes(self, chosen: list[set[int]]) -> int:
@@ -274,7 +274,7 @@ class _Planner:
     def _too_little(self, chosen: list[set[int]]) -> str:
         """Returns the error message with the memory that is needed and the settings that would fit."""
         parts = {
-            "the engine itself": self._gpu.reserved_bytes,
+            "the engine itself": self._engine_bytes,
             f"{self._options.state_slots} slots of recurrent state": self._state_bytes,
             "dense weights": self._dense.bytes_on("cuda"),
             "experts": self._expert_bytes(chosen),
@@ -307,10 +307,10 @@ class _Planner:
 
     def _layers_that_fit(self) -> int:
         """Returns how many layers' dense parts fit with their KV and the head, counted from the last layer."""
-        tokens, fitting = self._least_kv_tokens, 0
+        tokens, slots, fitting = self._least_kv_tokens, self._options.state_slots, 0
         room = self._budget - self._gpu.reserved_bytes - self._sizes.head.cuda
         for count, layer in enumerate(reversed(self._sizes.layers[1:]), 1):
-            room -= layer.dense.cuda + tokens * layer.kv + self._options.state_slots * layer.state
+            room -= layer.dense.cuda + tokens * layer.kv + slots * layer.state + layer.records
             if room < 0:
                 break
             fitting = fitting if layer.needs_layer_before else count
@@ -320,6 +320,10 @@ class _Planner:
     def _unpacked_bytes(self) -> int:
         """Bytes that are kept for unpacked experts, before it is known which layers may have them."""
         return min(self._options.unpacked_experts or 0, sum(layer.unpacked for layer in self._sizes.layers))
+
+    @property
+    def _engine_bytes(self) -> int:
+        return self._gpu.reserved_bytes + self._sizes.record_bytes(self._dense.in_ram)
 
     @property
     def _state_bytes(self) -> int:

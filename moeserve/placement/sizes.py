@@ -47,6 +47,7 @@ class LayerSizes:
     expert: Bytes  # of one expert
     kv: int  # bytes per token
     state: int = 0  # bytes of recurrent state per sequence
+    records: int = 0  # bytes on a GPU for the drafts of its recurrent state
     dense_tensors: tuple[str, ...] = ()  # tensor names, which placement rules match
     expert_tensors: tuple[str, ...] = ()  # of the routed experts
     needs_layer_before: bool = False  # on the same device; layer 0: the embedding
@@ -119,6 +120,11 @@ class ModelSizes:
         last = replace(self.layers[-1], kv=self.layers[-1].kv + token_bytes)
         return replace(self, layers=(*self.layers[:-1], last))
 
+    def with_draft_records(self, num_bytes: int) -> ModelSizes:
+        """Returns the sizes with these bytes for the drafts of each recurrent layer on a GPU."""
+        layers = (replace(layer, records=num_bytes if layer.state else 0) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
+
     @property
     def num_experts(self) -> int:
         """Experts per layer, in layers that have experts."""
@@ -142,6 +148,10 @@ class ModelSizes:
     def state_bytes(self, first: int = 0, end: int | None = None) -> int:
         """Bytes of one sequence's recurrent state in the layers from `first` up to `end`."""
         return sum(layer.state for layer in self.layers[first:end])
+
+    def record_bytes(self, first: int = 0) -> int:
+        """Bytes on a GPU for the drafts of the recurrent layers from `first` on."""
+        return sum(layer.records for layer in self.layers[first:])
 
 
 def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> bool:

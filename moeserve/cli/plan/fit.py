@@ -29,7 +29,7 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import has_experts_in_file
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.disk_tier import place_in_tiers
-from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_draft_record_bytes, gpu_reserved_bytes
 from moeserve.placement.gpu_compressed import check_gpu_compressed
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.options import (
@@ -90,6 +90,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     sizes = ModelSizes.of(source.tensors, layout)
     if gpu is not None:
         sizes = sizes.with_kv_beside(layout.beside_bytes)
+        sizes = sizes.with_draft_records(gpu_draft_record_bytes(config, model))
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
     options = placement_options(config, model)
     usable = None if gpu is None else usable_gpu_bytes(config, gpu)
@@ -139,7 +140,9 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         placement = dataclasses.replace(placement, cpu_weight_bytes=disk.weight_bytes)
         in_a_step = step_tokens(config.max_num_batched_tokens, model, None, disk.slot_bytes)
         most_rows = max(in_a_step, config.max_num_seqs)
-    gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
+    gpu_other = 0
+    if gpu is not None:
+        gpu_other = reserved + CUDA_CONTEXT_BYTES + sizes.record_bytes(placement.layers_in_ram)
     adapters = AdapterMemory()
     if gpu is None:
         adapters = adapter_memory(config, model, open_adapters(config, model), most_rows)

@@ -174,6 +174,21 @@ def test_a_block_that_drafts_reads_the_embedding_on_the_gpu() -> None:
     assert [(one.embedding, one.layers_in_ram) for one in places] == [("cpu", 0), ("cpu", 1)]
 
 
+def test_only_layers_on_the_gpu_record_drafts_there() -> None:
+    """Of the recurrent ones, the first two: with one of them in RAM, the GPU needs half of the memory."""
+    plain = model()
+    layers = [replace(layer, state=MIB * (index < 2)) for index, layer in enumerate(plain.layers)]
+    sizes = replace(plain, layers=tuple(layers)).with_draft_records(8 * MIB)
+    assert [layer.records // MIB for layer in sizes.layers] == [8, 8, 0, 0]
+    machine = replace(gpu(EVERYTHING), can_stream=False)
+    for on_gpu, records in ((4, 16), (3, 8), (2, 0)):
+        options = PlacementOptions(n_gpu_layers=on_gpu, num_gpu_experts=0, max_total_tokens=64)
+        taken = gpu_bytes(sizes, place(sizes, options, machine), 16 * MIB)
+        place(sizes, replace(options, gpu_memory_budget=taken + records * MIB), machine)
+        with pytest.raises(ConfigError, match="do not suffice"):
+            place(sizes, replace(options, gpu_memory_budget=taken + records * MIB - 1), machine)
+
+
 def test_what_would_fit_does_fit() -> None:
     place(model(), PlacementOptions(num_gpu_experts=6, gpu_memory_budget=150 * MIB), gpu(EVERYTHING))
     place(

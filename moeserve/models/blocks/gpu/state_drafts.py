@@ -31,7 +31,7 @@ class GpuStateDrafts:
         self._heads = shape.recurrence.heads
         self._states, device = states[0].states, states[0].states.device
         recurrent = recurrent_layers(shape, len(states))
-        _, *of_layer = gpu_draft_records(shape, drafts).shape
+        of_layer = gpu_draft_records(shape, drafts).shape
         self._records = torch.zeros(len(recurrent), *of_layer, device=device)
         self._places = {index: place for place, index in enumerate(recurrent)}
         firsts = [states[index].first for index in recurrent]

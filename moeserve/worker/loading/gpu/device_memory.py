@@ -18,7 +18,7 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import has_experts_in_file
 from moeserve.placement import Gpu, ModelSizes, Placement
 from moeserve.placement.disk_tier import place_in_tiers, ram_expert_counts
-from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.engine_memory import gpu_draft_record_bytes, gpu_reserved_bytes
 from moeserve.placement.expert_ram import slot_bytes
 from moeserve.placement.group import place_share, share_sizes
 from moeserve.placement.options import (
@@ -74,6 +74,7 @@ def plan_placement(
     model. Raises ConfigError, with what would fit, if the placement is impossible."""
     shape = layout.shape
     sizes = ModelSizes.of(source.tensors, layout).with_kv_beside(layout.beside_bytes)
+    sizes = sizes.with_draft_records(gpu_draft_record_bytes(config, shape))
     if share is not None:
         sizes = share_sizes(sizes, share)
     reserved = gpu_reserved_bytes(
