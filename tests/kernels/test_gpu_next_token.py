@@ -34,6 +34,7 @@ from moeserve.worker.sequences import StepLayout
 from tests.gpu.driver import small_config
 from tests.kernels.model_engine import distance
 from tests.support.foreseen_drafts import asked, whole_texts
+from tests.support.gpu_clock import GpuClock
 from tests.support.next_token_folder import NextTokenFolder
 from tests.support.planted_drafts import Planted, always_draft
 from tests.support.served_answers import serve
@@ -285,3 +286,21 @@ def test_with_a_part_in_ram(
         assert first is not None
         assert last is not None
         assert last.hits + last.misses - first.hits - first.misses == (tokens > 0).sum()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the clocks are made up")
+def test_times_of_drafts_beside_first_layers_in_ram(
+    wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What these layers take is part of a step's layers, and no wait for the host."""
+    runner = engine_of(model_of("glm4moe", wide_fixtures), n_gpu_layers=2)
+    always_draft(monkeypatch, DEPTHS)
+    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=6)
+    times = {"link_ms": 2.0, "layers_ms": 10.0, "reading_ms": 3.0, "placing_ms": 4.0, "stage_ms": 20.0}
+    clock = GpuClock(runner, monkeypatch, **times)
+    serve(runner, requests, DEPTHS, max_num_batched_tokens=8, reuse_prefixes=False)
+    drafted = [one for one in clock.results if any(row.accepted for row in one.sampled)]
+    assert len(drafted) > 2
+    for one in drafted:
+        assert one.compute_ms - one.draft_ms - one.draft_wait_ms == pytest.approx(30.0)
+        assert one.draft_wait_ms == pytest.approx(7.0)

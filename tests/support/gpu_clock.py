@@ -27,9 +27,11 @@ class GpuClock:
         layers_ms: float,
         reading_ms: float,
         placing_ms: float,
+        stage_ms: float = 0.0,
     ) -> None:
         """The GPU takes link_ms for a draft of each request, and layers_ms for a step's layers. The host takes
-        reading_ms after a step's tokens, and placing_ms before the next one's layers."""
+        reading_ms after a step's tokens, placing_ms before the next one's layers, and stage_ms for first layers in
+        RAM."""
         self.host = self.gpu = 0.0
         self.results: list[StepResult] = []
         engine, rows = runner.engine, runner._drafts
@@ -46,6 +48,7 @@ class GpuClock:
         clock = SimpleNamespace(perf_counter=lambda: self.host / 1e3, process_time=lambda: self.host / 1e3)
         monkeypatch.setattr("moeserve.worker.runner.time", clock)
         monkeypatch.setattr("moeserve.worker.drafts.spent_time.time", clock)
+        monkeypatch.setattr("moeserve.worker.engines.gpu.cpu_stage.time", clock)
         for owner, method, on_host, on_gpu in (
             (runner._runs, "_keep", reading_ms, 0.0),
             (rows, "place", placing_ms, 0.0),
@@ -53,6 +56,8 @@ class GpuClock:
             (drafter._chain._block, "link", 0.0, link_ms),
         ):
             self._add(monkeypatch, owner, method, on_host, on_gpu)
+        if engine._cpu_stage is not None:
+            self._add(monkeypatch, engine._cpu_stage._stream, "wait", stage_ms, 0.0)
         for links in drafter._chain._links:  # they hold the method
             monkeypatch.setitem(drafter._chain._links, links, self._link(drafter, links))
         step = runner._result

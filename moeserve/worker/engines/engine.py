@@ -142,8 +142,8 @@ class Engine(Protocol):
 
     @property
     def layers_ms(self) -> float:
-        """Returns the milliseconds of the last finished step by the device's clock, from the beginning of its layers,
-        if it had drafts; 0: no such clock."""
+        """Returns the milliseconds that the last finished step's layers took, if it had drafts: by the device's clock,
+        from their beginning, and by the host's for layers that it computes first; invalid without such a clock."""
         ...
 
     def forget(self, layout: StepLayout) -> None:

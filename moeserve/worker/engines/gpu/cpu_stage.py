@@ -11,6 +11,8 @@ k may be 0: then only the embedding is in RAM. A step's rows are copied to the G
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,6 +32,7 @@ class CpuStage:
     def __init__(self, stream: CpuStream, model: CpuDecoder) -> None:
         self._stream = stream
         self._model = model
+        self.ms = 0.0  # that the last step's layers took
 
     @property
     def num_layers(self) -> int:
@@ -58,8 +61,10 @@ class CpuStage:
         embedded: EmbeddedStep | None = None,
     ) -> None:
         """Computes x for the step's rows, and returns when it is done. The GPU must have finished the previous step."""
+        began = time.perf_counter()
         launch(layout, sequences, self._model, observer, embedded)
         self._stream.wait()
+        self.ms = (time.perf_counter() - began) * 1e3
 
     def fill_dummy(self, n: int) -> None:
         """Fills x with random rows, for timing the GPU's part: with zeros, routing would be unrepresentative."""

@@ -328,7 +328,7 @@ class GpuEngine:
 
     @property
     def layers_ms(self) -> float:
-        return self._done.layers_ms
+        return self._done.layers_ms + (0.0 if self._cpu_stage is None else self._cpu_stage.ms)
 
     def forget(self, layout: StepLayout) -> None:
         slots = layout.kv_slots.tolist(), layout.window_slots.tolist() or None
