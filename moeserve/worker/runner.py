@@ -231,7 +231,8 @@ class Runner:
             self._bind(seq)
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
-        rows, drafted, draft_ms, read_ms = plan.rows, None, 0.0, 0.0
+        rows, drafted, draft_ms, read_ms, has_waited = plan.rows, None, 0.0, 0.0, False
+        drafts: list[int] = []
         lagging: list[int] = []
         if self._drafts is not None:
             rows, drafts = self._drafts.place(
@@ -244,7 +245,8 @@ class Runner:
             )
             # A step without drafts is sampled as where there are none: at less cost, and launched ahead on a GPU.
             drafted = drafts if any(drafts) else None
-        layout = StepLayout(rows, drafted)
+            has_waited = self._drafts.has_waited
+        layout = StepLayout(rows, drafts if has_waited else None)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)

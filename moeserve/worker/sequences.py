@@ -144,7 +144,7 @@ class StepLayout:
     """A plan's rows as arrays; `offset[i]` is row i's first index in the step."""
 
     def __init__(self, rows: list[Row], drafted: Sequence[int] | None = None) -> None:
-        """drafted: number of trailing drafts in each row; None: no drafts."""
+        """drafted: number of trailing drafts in each row; None: no drafts let the step wait."""
         self.rows = rows
         self.drafted: Int32s | None = None if drafted is None else np.array(drafted, np.int32)
         counts = [row.count for row in rows]

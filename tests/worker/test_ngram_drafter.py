@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeserve.worker.drafts.drafter import Wanted
+from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.steps import CONTINUES, NewSeq, Row
+from moeserve.worker.drafts.draft_rows import DraftRows
+from moeserve.worker.drafts.drafter import Reading, Wanted
 from moeserve.worker.drafts.ngram_drafter import CANDIDATES, NgramDrafter
 from moeserve.worker.drafts.shared_texts import SharedTexts
-from moeserve.worker.sequences import Int32s
+from moeserve.worker.sequences import Int32s, Sequences
 
 SHORTEST, LONGEST, MOST = 2, 5, 4
 
@@ -114,6 +117,37 @@ def test_a_text_that_grows_is_shared_in_pieces() -> None:
         drafter.bind(1, "")
     for length in (20, 31, 40):
         assert drafter.draft([Wanted(1, length, 1)])[0].tolist() == text[length : length + 1]
+
+
+def test_texts_are_learnt_that_grew_while_nothing_was_drafted() -> None:
+    """The drafter is not asked in steps without drafts, which costs them nothing; it learns these tokens when another
+    request begins, and when the text's own request has drafts again."""
+    text, sequences = text_of(1), Sequences(2, 60)
+    drafter = NgramDrafter(sequences.tokens, SHORTEST, LONGEST, SharedTexts(LONGEST))
+    rows = DraftRows(sequences, drafter, Reading())
+    slots = np.arange(60, dtype=np.int32)
+
+    def begin(slot: int, known: int) -> None:
+        rows.bind(NewSeq(slot, np.array(text[:known], np.int32).tobytes(), known, b"", SamplingParams(40)))
+        sequences.tokens[slot], sequences.kv_slots[slot] = text, slots
+
+    def place(slot: int, drafts: int) -> tuple[Row, int]:
+        placed, drafted = rows.place([Row(slot, CONTINUES, 1 + drafts, b"", True)])
+        rows.grew(np.array([slot]))
+        return placed[0], drafted[0]
+
+    begin(0, 12)
+    for start in range(11, 40):
+        assert place(0, 0) == (Row(0, start, 1, slots[start : start + 1].tobytes(), True), 0)
+        assert not rows.has_waited
+    assert drafter._known[0] == 0
+    begin(1, 20)
+    assert drafter._known[0] == 41
+    assert place(1, 4)[1] == 4
+    assert rows.has_waited
+    assert sequences.tokens[1, 20:24].tolist() == text[20:24]
+    place(0, 4)
+    assert drafter._known[0] == 41
 
 
 def test_old_texts_give_way() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
-from moeserve.worker.drafts.drafter import Drafter, LateDrafts, PendingTokens, Reading, Wanted
+from moeserve.worker.drafts.drafter import NO_DRAFT, Drafter, LateDrafts, PendingTokens, Reading, Wanted
 from moeserve.worker.drafts.spent_time import SpentTime
 from moeserve.worker.engines.keeping import Keeping
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
@@ -43,16 +43,24 @@ class DraftRows:
         self._keeping = Keeping() if keeping is None else keeping
         self._num_late = 0  # placeholders
         self._is_granted = False  # whether `launch_ahead` has taken the KV slots of the next rows
+        # Request slots with tokens that the drafter was not told of, in steps in which nothing may be drafted: it then
+        # costs them nothing.
+        self._untold: set[int] = set()
         num_slots = len(sequences.num_prompt)
         self._granted = [0] * num_slots
         self.length = [0] * num_slots
         self.stop_ids: list[frozenset[int]] = [frozenset()] * num_slots
-        # Of the last `place`: milliseconds of drafting, and of reading texts before it; rows that are not read.
+        # Of the last `place`: whether drafts, asked for in this step or verified in the one before, let the step wait
+        # for the tokens before it; milliseconds of drafting, and of reading texts before it; rows that are not read.
+        self.has_waited = False
         self.draft_ms = self.read_ms = 0.0
         self.lagging_rows: list[int] = []
 
     def bind(self, seq: NewSeq) -> None:
         """Initialises a request slot. Rows without drafts first compute all known tokens; rows with drafts follow."""
+        if self._untold:  # the new request's drafts may come from these texts
+            self._drafter.draft([Wanted(slot, self.length[slot], 0) for slot in self._untold])
+            self._untold.clear()
         slot = seq.req_slot
         self._granted[slot] = self.length[slot] = len(seq.token_ids) // 4
         self.stop_ids[slot] = frozenset(seq.sampling.stop_token_ids)
@@ -68,29 +76,37 @@ class DraftRows:
         self._keeping.is_on = keeps_block
         continuing = [at for at, row in enumerate(rows) if row.start == CONTINUES]
         placed, drafted = list(rows), [0] * len(rows)
-        if not self._is_granted:
+        was_granted, self._is_granted = self._is_granted, False
+        if not was_granted:
             self._grant(rows[at] for at in continuing)
-        self._is_granted = False
         wanted = [self._wanted(rows[at]) for at in continuing]
         if is_awaited:
             wanted = [Wanted(one.slot, one.length - 1, 0) for one in wanted]
         if self._most is not None:
             wanted = _at_most(wanted, self._most)
-        may_draft = any(one.most > 0 for one in wanted)
-        if may_draft:
-            self._drafter.catch_up()  # needed with or without drafts
-        self._reading.ms, self._reading.lagging = 0.0, set()
         self._late.slot, self._late.ms, self._late.is_allowed = None, None, len(rows) == 1
-        began = SpentTime.begin() if may_draft else None  # asking the time of all threads is not free
-        drafts = self._drafter.draft(wanted)
-        self.read_ms, spent_ms = self._reading.ms, 0.0
-        if began is not None:
-            spent_ms = began.wall_ms() if self._on_gpu else began.ms()
-        self.draft_ms = max(spent_ms - self.read_ms, 0.0)
-        self.lagging_rows = [at for at in continuing if rows[at].req_slot in self._reading.lagging]
+        self.has_waited = was_granted or any(one.most > 0 for one in wanted)
+        if self.has_waited:
+            drafts = self._draft(wanted)
+            lagging = self._reading.lagging
+            self.lagging_rows = [at for at in continuing if rows[at].req_slot in lagging]
+        else:
+            drafts, self.draft_ms, self.read_ms, self.lagging_rows = [NO_DRAFT] * len(wanted), 0.0, 0.0, []
+            self._untold.update(one.slot for one in wanted)
         for at, draft in zip(continuing, drafts, strict=True):
             placed[at], drafted[at] = self._place(rows[at], draft)
         return placed, drafted
+
+    def _draft(self, wanted: list[Wanted]) -> list[Int32s]:
+        """Lets the drafter draft, and notes the time that it takes."""
+        self._drafter.catch_up()  # needed with or without drafts
+        self._reading.ms, self._reading.lagging = 0.0, set()
+        began = SpentTime.begin()
+        drafts = self._drafter.draft(wanted)
+        spent_ms = began.wall_ms() if self._on_gpu else began.ms()
+        self.read_ms = self._reading.ms
+        self.draft_ms = max(spent_ms - self.read_ms, 0.0)
+        return drafts
 
     def launch_ahead(self, rows: list[Row], pending: PendingTokens) -> bool:
         """Launches the drafts of the next step, which has these rows, while the tokens before them are being sampled.
@@ -154,10 +170,13 @@ class DraftRows:
         length = self.length[slot]
         if slot == self._late.slot:
             self._num_late = len(draft)
-        elif (is_span := draft < 0).any():  # the same tokens were followed by an embedding span earlier
-            draft = draft[: int(is_span.argmax())]
+        elif len(draft) and (is_span := draft < 0).any():
+            draft = draft[
+                : int(is_span.argmax())
+            ]  # the same tokens were followed by an embedding span earlier
         num = len(draft)
-        sequences.tokens[slot, length : length + num] = draft
+        if num:
+            sequences.tokens[slot, length : length + num] = draft
         start, stop = length - 1, length + num
         windows = b""
         if sequences.has_window_slots:

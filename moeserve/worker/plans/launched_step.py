@@ -57,11 +57,12 @@ class LaunchedStep:
         if not device_ms:
             # The host may have been launching this step when the one before it ended.
             return StepTimes((ended - max(self.started, last_ended)) * 1e3, idle_ms, self.draft_ms)
-        if self.drafted is None:
+        if self.layout.drafted is None:
             return StepTimes(device_ms, idle_ms, self.draft_ms)
         # Its layers are launched when the tokens before it are known, so the device waits for the host, whenever it
-        # neither drafts nor computes them. Late drafts may have begun after the step before, while the host read that
-        # step's tokens; these steps' waits then have as much less in the one as more in the other.
+        # neither drafts nor computes them; also where no draft was found, or only the step before had some. Late drafts
+        # may have begun after the step before, while the host read that step's tokens; these steps' waits then have as
+        # much less in the one as more in the other.
         compute_ms, draft_ms = (ended - self.started) * 1e3, self.draft_ms if late_ms is None else late_ms
         return StepTimes(compute_ms, idle_ms, draft_ms, max(compute_ms - draft_ms - layers_ms, 0.0))
 

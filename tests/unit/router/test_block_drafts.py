@@ -64,8 +64,6 @@ class Gpu:
         draft_ms, wait_ms = self._link_ms * max(drafted, default=0), 0.25 if may_draft else 0.0
         ms = self._base_ms + self._row_ms * rows + keep_ms + draft_ms + wait_ms
         self._ms += ms
-        # Of a step that has no drafts in the end, the worker does not know the wait.
-        wait_ms *= any(drafted)
         return msgspec.structs.replace(
             result, compute_ms=ms, draft_ms=draft_ms, draft_wait_ms=wait_ms, draft_keep_ms=keep_ms
         )

@@ -208,10 +208,23 @@ class DraftLength:
         del every[budget:]
         # The time per token at the best number so far, with which the next one is computed.
         each = without / len(records)
+        if not self._pay_without_rows(every, each):
+            return []
         best = 0
         for _ in range(2):
             best, each = self._best_number(every, records, context, without, each)
+            if not best:
+                break
         return every[:best]
+
+    def _pay_without_rows(self, every: Sequence[tuple[float, int]], token_ms: float) -> bool:
+        """Returns whether some number of drafts would pay if their rows took no time: `_best_number` is slow."""
+        tokens = 0.0
+        for number, (worth, _) in enumerate(every, 1):
+            tokens += worth
+            if tokens * token_ms > MARGIN * (self._draft_ms * number + self._wait_ms):
+                return True
+        return False
 
     def _best_number(
         self,

@@ -46,7 +46,8 @@ class StepLauncher:
         """inputs: by step size. tiles_of: tiles of prompt chunks, see `GpuEngine`. sampled, from_first: see
         `StepInputs.copy`. until_ended: waits for the running step. expert_cache: None if experts do not move.
         chain: of drafts by the model's own block; None: it has none. mark_layers: called where the layers of a step
-        with drafts begin. block: what the block that drafts computes after a step; None: there is none."""
+        that waited for the tokens before it begin. block: what the block that drafts computes after a step; None: there
+        is none."""
         self._model = model
         self._inputs = inputs
         self._graphs = graphs
@@ -142,7 +143,7 @@ class StepLauncher:
             tokens = np.maximum(sequences.tokens[layout.sequence, layout.position], 0)
             previous = sequences.previous(layout, ngrams.hashes.size - 1)
             self._model.place_ngrams(inputs.size, tokens, previous)
-        if has_drafts:
+        if layout.drafted is not None:
             self._mark_layers()
 
     def _tiles(self, path: StepPath, layout: StepLayout) -> list[Int32s]:

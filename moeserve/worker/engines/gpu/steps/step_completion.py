@@ -32,8 +32,8 @@ class StepCompletion:
             self._has_before = True
 
     def mark_layers(self) -> None:
-        """Marks the beginning of a step's layers: the GPU may have waited for them. Between this and `finish` no other
-        step is launched."""
+        """Marks the beginning of a step's layers: the GPU may have waited for them. Not called again before
+        `finish`."""
         if self._is_gpu:
             self._ends[2].record()
             self._has_layers = True
