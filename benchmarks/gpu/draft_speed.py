@@ -62,7 +62,9 @@ def agree(runner: Runner, right: Callable[[], float], *, is_block: bool) -> None
     engine, rows, rng = runner.engine, runner._drafts, np.random.default_rng(5)
     assert isinstance(engine, GpuEngine)
     assert rows is not None
-    if not is_block:
+    if is_block:
+        rows._drafter._second._least = 0.0  # type: ignore[attr-defined]  # random weights find drafts unlikely
+    else:
         rows._drafter = AnyTokens()
     chosen_by, table, lengths = engine.sample_at_once, runner._sequences.tokens, rows.length
 
@@ -116,6 +118,7 @@ class Side:
                 experts_per_token=ready.experts_per_token,
                 max_drafts=drafts,
                 reuse_prefixes=False,
+                prefill_share=1.0,  # so that all requests begin together
             ),
             self._step_ms,
         )
@@ -135,15 +138,17 @@ class Side:
         self._ended = time.perf_counter()
         while True:
             began = time.perf_counter()
+            is_idle = not self.runner.is_under_way or self.runner.is_computed
             while world.plan() is not None:
                 pass
-            if not self.runner.is_under_way:  # another process plans, while the worker's computes
+            if is_idle:  # another process plans, while the worker's computes
                 self._ended += time.perf_counter() - began
             if not world.in_flight:
                 break
             world.result()
-        # Neither the steps that have prompts, nor those where a quarter of the requests have ended.
-        steps = self._results[-(-streams * PROMPT // MOST_BATCHED) + 1 :]
+        # Neither the steps before all requests decode, nor those where a quarter of them have ended.
+        rows = [len(result.sampled) for _, result in self._results]
+        steps = self._results[rows.index(streams) + 2 :]
         steps = [step for step in steps if len(step[1].sampled) >= 0.75 * streams]
         entries = [one.accepted for _, result in steps for one in result.sampled]
         tokens = sum(1 + (len(one.token_ids) if one else 0) for one in entries)
