@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from moeserve.messages.pictures import EncodePicture, VideoSettings
+from moeserve.processes.sandbox import parent
 from moeserve.visualserver import video_decoder
 from moeserve.visualserver.media_decoder import PictureError
 from moeserve.visualserver.picture_decoder import PictureDecoder
@@ -218,8 +219,9 @@ def test_damaged_anywhere(decoder: VideoDecoder) -> None:
     assert process.memory_info().rss < 1 << 30
 
 
-def test_time() -> None:
+def test_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A video that takes too long ends its process, and the next one gets another."""
+    monkeypatch.setattr(parent, "PATIENCE", 200)  # it gets its CPU time, however busy the machine is
     pictures_decoder = PictureDecoder()
     decoder = VideoDecoder(pictures_decoder, timeout=0.1)
     try:
