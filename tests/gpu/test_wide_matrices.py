@@ -23,9 +23,15 @@ if not torch.cuda.is_available():
 
 
 @pytest.mark.parametrize("chunk", [3, 8])
-@pytest.mark.parametrize("name", ["tiny-gemma3-q4_k_m", "tiny-qwen3moe-q4_k_m"])
-def test_distance_from_the_truth(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fixtures' matrices pass for wide ones: of Q4_K as integers on Hopper, of Q6_K by sliced K."""
+@pytest.mark.parametrize(
+    ("name", "has_integers"), [("tiny-gemma3-q4_k_m", True), ("tiny-qwen3moe-q4_k_m", False)]
+)
+def test_distance_from_the_truth(
+    name: str, has_integers: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fixtures' matrices pass for wide ones: of Q4_K as integers on Hopper, others by sliced K.
+
+    Qwen3-MoE's only dense matrix in Q4_K, that of the queries, is multiplied together with keys and values in Q8_0."""
     few: set[str] = set()  # what few rows launched
     run_gemm, multiply = op.run_gemm, DenseIntegers.multiply
 
@@ -48,4 +54,4 @@ def test_distance_from_the_truth(name: str, chunk: int, monkeypatch: pytest.Monk
     config = small_config(OWN_FIXTURES / f"{name}.gguf", device="cuda")
     driver = Driver(load_runner(config, lambda *_: None))
     check_distance(driver, fixture, chunk, f"WIDE {name}, chunks of {chunk}")
-    assert few == ({"integers", "sliced K"} if warpgroups() else {"sliced K"})
+    assert few == ({"integers", "sliced K"} if has_integers and warpgroups() else {"sliced K"})
