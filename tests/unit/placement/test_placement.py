@@ -175,7 +175,7 @@ def test_a_block_that_drafts_reads_the_embedding_on_the_gpu() -> None:
 
 
 def test_only_layers_on_the_gpu_record_drafts_there() -> None:
-    """Of the recurrent ones, the first two: with one of them in RAM, the GPU needs half of the memory."""
+    """The first two layers are recurrent: with one of them in RAM, the GPU needs half of the memory."""
     plain = model()
     layers = [replace(layer, state=MIB * (index < 2)) for index, layer in enumerate(plain.layers)]
     sizes = replace(plain, layers=tuple(layers)).with_draft_records(8 * MIB)
