@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.router.core.request import DraftRecord
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
+from moeserve.worker.engines.gpu.steps.cuda_graphs import CudaGraphs, Launches
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
@@ -267,6 +268,45 @@ def test_steps_with_which_a_head_does_not_keep_up(
     assert [answer.tokens for answer in found.values()] == [answer.tokens for answer in expected.values()]
     assert [has_row for _, has_row in seen] == kept[: len(seen)]
     assert [has_drafts for has_drafts, _ in seen[:5]] == [False, True, True, False, True]
+
+
+@pytest.mark.slow  # two minutes in the interpreter
+def test_graphs_captured_between_steps(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that puts off its start drafts with what is not captured yet, and what it captures leaves the texts'
+    rows and states: drafts and their scores have the bits of a worker that has captured all before."""
+    head = Head(HIDDEN, VOCAB, [1, 2], scored=512)
+    runner = engine_of(target.path, head.write_folder(tmp_path / "head"))
+    requests = asked(1, VOCAB, length=6, max_tokens=4, logprobs=None)
+    limits: dict[str, Any] = {"max_num_batched_tokens": 16, "reuse_prefixes": False}
+    without, _ = serve(runner, requests, 0, **limits)
+    steps, chain = runner.engine.block_steps, runner.engine.next_token_chain  # type: ignore[attr-defined]
+
+    def capture(self: CudaGraphs, launches: Launches, before: Launches) -> Launches:
+        before()
+        launches()
+        return launches
+
+    monkeypatch.setattr(CudaGraphs, "capture", capture)  # in the interpreter, too, it runs what it captures
+    always_draft(monkeypatch, DEPTHS)
+
+    def drafted(during: Callable[[Told, int], None]) -> Planted:
+        with monkeypatch.context() as patch:
+            planted = Planted(runner, whole_texts(requests, without), patch)
+            serve(runner, requests, DEPTHS, during, **limits)
+        return planted
+
+    early = drafted(lambda *_: None)
+    for captured in (steps._captured, steps._clearing, chain._links):
+        captured.clear()
+    pieces = itertools.chain(steps.capture_each(), chain.capture_each())
+    late = drafted(lambda *_: next(pieces, None))
+    assert steps._captured
+    assert len(early.noted) > 1
+    assert late.noted == early.noted
+    for ours, theirs in zip(late.logits, early.logits, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.slow  # a minute each in the interpreter
