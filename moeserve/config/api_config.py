@@ -85,7 +85,7 @@ class ApiConfig(SeveralModelsConfig):
     kv_events_format: str = option(
         "maps",
         "Network",
-        "encoding of KV events; maps: that of current vLLM; arrays: that of older vLLM, for older gateways",
+        "how KV events are encoded. maps: as vLLM does since 2026; arrays: as vLLM did before, for older gateways",
         choices=("maps", "arrays"),
     )
     kv_events_block_size: int = option(
@@ -221,9 +221,9 @@ class ApiConfig(SeveralModelsConfig):
     unknown_fields: str = option(
         "ignore",
         "Chat",
-        "request fields that the server does not know. ignore: drop them and log each name once; warn: drop "
-        "them, log each request and name them in the header x-moeserve-ignored-fields; error: refuse the "
-        "request, which finds misspelt fields",
+        "request fields that the server does not know. ignore: drop them, log each name once, and name only dropped "
+        "tools and parts of the history in the header x-moeserve-ignored-fields; warn: drop them, log each request "
+        "and name all of them in the header; error: refuse the request, which finds misspelt fields",
         choices=("ignore", "warn", "error"),
     )
     mcp_servers: tuple[str, ...] = option(

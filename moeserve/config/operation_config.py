@@ -112,8 +112,8 @@ class OperationConfig(EngineConfig):
     max_process_memory: float | None = option(
         None,
         "Server",
-        "maximum memory that each of httpserver, the router and the detokenizer may use beyond what it uses when the "
-        "server is ready; a request that needs more fails instead of exhausting the machine (default: no limit)",
+        "maximum memory by which each of httpserver, the router and the detokenizer may grow after the server is "
+        "ready; a request that needs more fails instead of exhausting the machine (default: no limit)",
         low=0.05,
         high=1e6,
         metavar="GIB",

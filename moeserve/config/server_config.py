@@ -66,8 +66,8 @@ class ServerConfig(OperationConfig):
         None,
         "Model",
         "enlarge pictures of fewer than N tokens, so that the model sees more of a small picture's detail; "
-        "such pictures then take longer to read (default: 8). Gemma 3 and 4, Kimi and Llama 4 refuse this "
-        "flag",
+        "such pictures then take longer to read (default: 8; MiniMax M3: 4). Gemma 3 and 4, Kimi and Llama 4 refuse "
+        "this flag",
         low=1,
         high=16384,
         metavar="N",
@@ -75,8 +75,9 @@ class ServerConfig(OperationConfig):
     image_max_tokens: int | None = option(
         None,
         "Model",
-        "shrink pictures to at most N tokens; fewer are read faster, but show less detail (default: 4096; Gemma 4: "
-        "280; MiniMax M3: 576; Llama 4: 17 tiles). Gemma 3's pictures have a fixed size",
+        "most tokens of a picture: larger pictures are shrunk (Gemma 4: smaller ones are also enlarged to it). Fewer "
+        "are read faster, but show less detail (default: 4096; Gemma 4: 280; MiniMax M3: 576; Llama 4: 17 tiles). No "
+        "effect on Gemma 3, whose pictures have a fixed size; it refuses less than that, and Llama 4 less than a tile",
         low=4,
         high=16384,
         metavar="N",
@@ -84,8 +85,8 @@ class ServerConfig(OperationConfig):
     video_max_tokens: int = option(
         4096,
         "Model",
-        "shrink videos to at most N tokens, all frames together; more show more detail, but are read more "
-        "slowly and take room in the KV pool (Qwen recommends 12288)",
+        "shrink videos to at most N tokens, all frames together, and every two frames to at most 768; more show more "
+        "detail, but are read more slowly and take room in the KV pool (Qwen recommends 12288)",
         low=4,
         high=16384,
         metavar="N",
@@ -178,25 +179,25 @@ class ServerConfig(OperationConfig):
         None,
         "Capacity",
         "maximum tokens in one step, decode and prefill together. More read prompts faster, but answers wait longer "
-        "for a step (default: on a CPU 512, or 2048 if experts are on disk; on a GPU 16384, or 8192 in steps with "
-        "decode; less if the step's buffers would take over 3% of the GPU memory, or over 5% of the RAM for experts "
-        "on disk)",
+        "for a step (default: CPU 512, with experts on disk 2048; GPU 16384, in steps with decode 8192. Halved, but "
+        "not below 512, until the step's buffers fit 3% of the GPU memory, or 5% of the RAM for experts if others "
+        "are on disk)",
         low=1,
         high=65536,
     )
     max_num_queued_reqs: int = option(
         2048,
         "Capacity",
-        "maximum number of waiting requests; further ones get a 503. Lower it to refuse requests "
-        "rather than let them wait long",
+        "maximum number of waiting requests; further ones get a 503. With API keys, each key may fill 1/(n+1) of it "
+        "while n keys have requests, so one key alone half. Lower it to refuse requests rather than let them wait long",
         low=1,
         high=1 << 20,
     )
     max_num_queued_tokens: int = option(
         1 << 20,
         "Capacity",
-        "maximum tokens of all waiting prompts together; further requests get a 503. Lower it to refuse "
-        "requests rather than let them wait long",
+        "maximum tokens of all waiting prompts together; further requests get a 503. An empty queue accepts a prompt "
+        "of any length. Lower it to refuse requests rather than let them wait long",
         low=1,
         high=1 << 30,
     )
@@ -224,9 +225,9 @@ class ServerConfig(OperationConfig):
     prefix_cache: str = option(
         "auto",
         "Capacity",
-        "which clients may reuse one another's cached prompts and answers. Prompts found there are answered "
-        "sooner, so a client can tell by the time that another has sent them. shared: all clients; per-key: "
-        "clients with the same API key; off: no prefix cache; auto: per-key if there are API keys, else "
+        "which clients may reuse one another's cached prompts and answers. A cached prompt is answered "
+        "sooner, so that a client can infer from the delay that another client has sent it. shared: all clients; "
+        "per-key: clients with the same API key; off: no prefix cache; auto: per-key if there are API keys, else "
         "shared",
         choices=("auto", "shared", "per-key", "off"),
     )
@@ -236,7 +237,8 @@ class ServerConfig(OperationConfig):
         "type of the KV cache. f16 (auto): 16 bits; q8_0: 8 bits with a scale per 32 numbers, for nearly "
         "twice as many tokens at a small loss of accuracy. On a GPU also bf16, and fp8: e4m3 with a scale "
         "per token and head, a little smaller than q8_0 and less accurate. Choose q8_0 if long contexts or "
-        "many requests do not fit. MLA supports only f16",
+        "many requests do not fit. Models with MLA, and DeepSeek V4, support only f16; those with heads that are no "
+        "multiple of 32 wide, or with keys and values of different widths, only f16 and bf16",
         choices=("auto", "f16", "bf16", "q8_0", "fp8"),
     )
     kv_ram: float | None = option(
@@ -244,8 +246,8 @@ class ServerConfig(OperationConfig):
         "Capacity",
         "RAM that holds a copy of the prefixes in a GPU's KV pool; when a prompt begins with a prefix that the pool "
         "has evicted, it is copied back instead of computed. 0: none (default: a quarter of the RAM that is free "
-        "after loading, at most 4 times the KV pool; none if that would be less than the pool, or if sliding-window "
-        "layers have a pool of their own)",
+        "after loading, at most 4 times the KV pool; none if that would be less than the pool, if sliding-window "
+        "layers have a pool of their own, with an EAGLE-3 head, and for DeepSeek V4)",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -255,8 +257,8 @@ class ServerConfig(OperationConfig):
         "Capacity",
         "folder in which the prefix cache keeps KV of prompts and answers on disk, to read it back when a "
         "prompt begins with the same text, also after a restart; --kv-disk-gib limits it. For one server "
-        "at a time; not with several GPUs, nor if the CPU computes the first layers of a GPU's model. The "
-        "texts can be reconstructed from these files (default: none)",
+        "at a time; not with several GPUs or an EAGLE-3 head, for DeepSeek V4 on a GPU, or if the CPU computes the "
+        "first layers of a GPU's model. The texts can be reconstructed from these files (default: none)",
         metavar="PATH",
     )
     kv_disk_gib: float | None = option(

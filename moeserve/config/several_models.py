@@ -14,9 +14,9 @@ class SeveralModelsConfig:
     models_file: str | None = option(
         None,
         "Several models",
-        "YAML or JSON file that lists the models to serve. Each entry has the key model; pin (true: load "
-        "it at the start and never unload it) if needed; and the flags for this model alone, without their "
-        "dashes (default: none; the models of the command line)",
+        "YAML or JSON file that lists models to serve, in addition to those of the command line. Each entry has "
+        "the key model; pin (true: load it at the start and never unload it) if needed; and the flags for this "
+        "model alone, without their dashes (default: none)",
         metavar="PATH",
     )
     models_memory: float | None = option(

@@ -42,7 +42,7 @@ class SpeculativeConfig(ApiConfig):
         'EAGLE-3 head in "model" drafts; ngram: if the last "prompt_lookup_min" to "prompt_lookup_max" tokens '
         f"(default: {_DEFAULT_SHORTEST} to {_DEFAULT_LONGEST}) occur earlier in the text, what followed them there is "
         "the draft; auto: ngram, and where nothing earlier agrees, the small model, the EAGLE-3 head or the MTP block, "
-        "whichever there is. Not with several GPUs (default: no drafts)",
+        "whichever there is. Not with several GPUs, nor for DeepSeek V4 on a GPU (default: no drafts)",
         metavar="JSON",
     )
     speculative_model: str | None = option(
@@ -51,7 +51,7 @@ class SpeculativeConfig(ApiConfig):
         "a small model with the same vocabulary (only with --device cpu), or the model's EAGLE-3 head (CPU, or one "
         "GPU), that proposes tokens which the model then verifies together, so that answers come faster and stay the "
         "same (speculative decoding): a .gguf file, a folder or a name on the hub, as for --model. Without "
-        f"--speculative-config it drafts {_DEFAULT_DRAFTS} tokens a step (default: none)",
+        f"--speculative-config it drafts up to {_DEFAULT_DRAFTS} tokens a step (default: none)",
         metavar="MODEL",
     )
 
