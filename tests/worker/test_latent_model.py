@@ -146,7 +146,7 @@ YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 40.0, "original_max_po
             {"mlp_layer_types": ["dense", "sparse", "dense"]},
             "'mlp_layer_types' is ['dense', 'sparse', 'dense']",
         ),
-        ({"num_attention_heads": 8}, "rows, which the heads do not fit"),
+        ({"num_attention_heads": 8}, "rows, but config.json's heads need 8 x ("),
         ({"qk_nope_head_dim": None}, "'qk_nope_head_dim' or 'qk_rope_head_dim' is missing"),
         ({"model_type": "deepseek_v32"}, "'index_n_heads' is missing"),
     ],

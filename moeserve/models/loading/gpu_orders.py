@@ -35,12 +35,16 @@ def check_gpu_orders(source: ModelSource, *, is_shared: bool) -> None:
     for name, tensor in source.tensors.items():
         part = _part_of(name)
         if tensor.order is not None and (is_shared or part not in _GATHERED):
-            where = "several GPUs do not divide" if is_shared else "only the CPU engine reads here"
+            reason = (
+                "several GPUs cannot divide such a tensor"
+                if is_shared
+                else "only the CPU engine reads this one"
+            )
+            remedy = "one GPU, or if that is refused too, with --device cpu" if is_shared else "--device cpu"
             raise ModelError(
                 source.path,
-                f"tensor {name!r} has its columns in the order of their activations (desc_act, actorder), which "
-                f"{where}: run the model with {'one GPU' if is_shared else '--device cpu'}, or download a checkpoint "
-                "without it",
+                f"the columns of tensor {name!r} are reordered by activation (desc_act, actorder); {reason}: run the "
+                f"model with {remedy}, or download a checkpoint without it",
             )
         if (other := _PAIRS.get(part)) is None:
             continue

@@ -88,8 +88,10 @@ def made_tensors_of_merged(
         for key in ("ssm.group_count", "ssm.time_step_rank", "ssm.state_size", n.SSM_VALUE_DIM)
     )
     values = value_heads * value_dim // key_heads  # per key head
-    if matrix.shape[0] != key_heads * (2 * key_dim + 2 * values):
-        raise SettingError(path, f"tensor {name!r} has {matrix.shape[0]} rows, which the heads do not fit")
+    if matrix.shape[0] != (needed := key_heads * (2 * key_dim + 2 * values)):
+        raise SettingError(
+            path, f"tensor {name!r} has {matrix.shape[0]} rows, but config.json's heads need {needed}"
+        )
     cuts = np.cumsum([0, key_dim, key_dim, values, values])
 
     def rows_of(*parts: int) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:

@@ -112,7 +112,10 @@ def made_tensors(
     rows, rank = matrix.shape
     nope = key - rotary
     if nope < 1 or rows != heads * (nope + value):
-        raise SettingError(path, f"tensor {name!r} has {rows} rows, which the heads do not fit")
+        raise SettingError(
+            path,
+            f"tensor {name!r} has {rows} rows, but config.json's heads need {heads} x ({nope} + {value})",
+        )
 
     def part(chosen: slice, *, transposed: bool) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
         def choose(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -86,8 +86,8 @@ class StoredTensor:
         if self.dtype not in TYPES:
             raise ModelError(
                 self.path,
-                f"tensor {self.name!r} is of type {self.dtype}; supported are {', '.join(TYPES)}; for a quantised "
-                "model, use a GGUF file",
+                f"tensor {self.name!r} is of type {self.dtype}, without scales that this version knows; read unscaled "
+                f"are {', '.join(TYPES)}: choose a checkpoint in a supported quantisation, or a GGUF file",
             )
         return TYPES[self.dtype]
 
