@@ -10,7 +10,7 @@ Limits, and what happens when they are reached:
   In the router and the detokenizer this ends the process, and the launcher starts another; httpserver answers that
   request with a 503. No caller may ignore the error.
 - `try_send` drops the message and returns False. Use it only for messages that the next message of the same type
-replaces, or that are requested again: LoadReport, LoadProgress and ExpertUse.
+  replaces, or that are requested again: LoadReport, LoadProgress, Heartbeat and ExpertUse.
 - The sender refuses a message over MAX_MESSAGE_BYTES with CodecError, because the receiver would close the connection.
 - A sender that closes waits LINGER_MS for its last messages to be sent.
 """

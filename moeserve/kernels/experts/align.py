@@ -108,9 +108,10 @@ def place_kernel(
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Computes what align_kernel computes, from the counts of count_kernel. Grid (CHUNKS + EXPERTS): programs that
-    place the routes of a chunk, then programs that name an expert's blocks and fill its last one. ROWS: chunks whose
-    counts are summed at once."""
+    """Computes what align_kernel computes, from the counts of count_kernel. Grid (CHUNKS + EXPERTS): CHUNKS
+    programs, each of which places the routes of one chunk; then EXPERTS programs, each of which writes one expert's id
+    for its blocks, and -1 into the rest of its last block; the last program also writes -1 for unused blocks. ROWS:
+    chunks whose counts are summed at once."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

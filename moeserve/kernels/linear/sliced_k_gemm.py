@@ -94,8 +94,9 @@ def halves(pair):
 
 @triton.jit
 def load_scales(scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Loads a tuple of scale words, and the super-blocks' words, of rows r [BN] from K block `first` on, each [KB,
-    BN]. Words are loaded in pairs, because the number of loads is what costs."""
+    """Returns the scale words (a tuple) and the super-blocks' words, or without these the first scale word, for rows r
+    [BN] and the KB K blocks from `first` on; each is [KB, BN]. Words are loaded in pairs, because the number of loads
+    is what costs."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     u = (first + tl.arange(0, KB))[None, :]
     there = u < K_BLOCKS

@@ -64,9 +64,9 @@ class DraftHeadShape:
 
 
 def input_bytes(head: DraftHeadShape, rows: int) -> int:
-    """Returns the bytes of the head's inputs for a step of `rows` rows, in addition to the buffers of a model with its
-    one layer: copies of the model's residuals, the same copies side by side, the states made from them, and two
-    norms."""
+    """Returns the bytes that the head's inputs take on the CPU for a step of `rows` rows, beyond the buffers of a
+    one-layer model: the model's residuals at the taps, these joined into one row, the states computed from them, and
+    the normed token and state."""
     hidden, tapped = head.own.hidden_size, len(head.taps) * head.target_size
     converted = sum(4 * cols + int8_row_bytes(cols) for cols in (tapped, hidden, hidden))
     return rows * (4 * tapped + converted + 4 * hidden)

@@ -21,8 +21,8 @@ from moeserve.visualserver.towers.weights import InputFormat
 
 
 class Gemma3Tower(LayerNormTower):
-    """See `Tower`. It encodes smaller pictures than the model's, too, which `warm` needs: with the positions of the
-    upper left corner."""
+    """See `Tower`. It can also encode pictures below the model's fixed size, as `warm` does on a CPU; their patches get
+    the learned positions of the table's upper left corner."""
 
     def __init__(
         self,

@@ -10,8 +10,8 @@ A text of which the small model has read little yet (a prompt, an answer that wa
 during several steps, so that other requests do not wait long; until it is read, nothing is drafted for it. Slots are
 tagged with the text for which they were computed (`kv_tags.py`), so that a cached prefix is not read again.
 
-A recurrent drafting model keeps a state for each request slot, always behind the committed tokens; drafts move a copy.
-Its state is not cached: it reads a cached prefix, too.
+A recurrent drafting model keeps one state per request slot, which only committed tokens advance; drafts advance a copy.
+States are not cached, so the model reads even a cached prefix again.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class ModelDrafter:
         return last
 
     def _copy_states(self, slots: Sequence[int]) -> None:
-        """Copies the states of these request slots, which drafts then move."""
+        """Copies the states of these request slots; drafts then advance the copies."""
         if not self._model.has_states:
             return
         copies = self._states + np.int32(len(self._states))

@@ -1,11 +1,11 @@
-"""Blocks read the residual x and add to it with these launches on the pool's stream: y = norm(x), or x
-itself, and x += block(y).
+"""Launches, on the pool's queue, by which blocks read the residual x and add to it: y = norm(x), or x itself, and x +=
+block(y).
 
-There are three forms of several streams. With hyper-connections, a block reads a gated mean of the streams, and its
-output is added to each stream with a weight that depends on the token (kernels/streams/reference.py). With
-Sinkhorn's connections, it reads a weighted sum of the streams, which are mixed after the block
-(kernels/streams/sinkhorn.py). With attention residuals, it attends to the streams, and its output is added to one of
-them (kernels/streams/attended.py).
+In the following, streams are parallel residuals, not launch streams. There are three forms of several streams. With
+hyper-connections, a block reads a gated mean of the streams, and its output is added to each stream with a weight that
+depends on the token (kernels/streams/reference.py). With Sinkhorn's connections, it reads a weighted sum of the
+streams, which are mixed after the block (kernels/streams/sinkhorn.py). With attention residuals, it attends to the
+streams, and its output is added to one of them (kernels/streams/attended.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ whole. After a preemption or a lost worker it starts again after its prompt: its
 and the search finds the same beams.
 
 **Postponement.** Compiling a grammar may take a second, and steps do not wait for it. The request leaves the batch,
-its prompt's KV stays cached, and it is retried after a few steps, each time after twice as many.
+its prompt's KV stays cached, and it is retried after 2 steps, then 4, 8, ... at most MOST_STEPS_POSTPONED; for the mask
+of a later token, after 2 again.
 """
 
 from __future__ import annotations

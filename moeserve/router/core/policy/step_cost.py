@@ -167,8 +167,8 @@ class StepCost:
         return beyond if rows else beyond + self._costs[0]
 
     def chunk_ms(self, before: int, start: int, count: int, *, span: int) -> float:
-        """Returns the milliseconds that `count` prompt tokens from position `start` on add to a step that already
-        has `before` tokens and the prompt span `span` (0: no prompt yet)."""
+        """Returns the milliseconds by which a step grows if `count` prompt tokens from position `start` on join it.
+        before: tokens already in the step; span: end position of its farthest chunk, 0 without prompt tokens."""
         more_experts = self._experts(before + count) - self._experts(before)
         return (
             self._costs[HAS_PROMPT] * (span == 0 and count > 0)
