@@ -75,9 +75,10 @@ class ServerConfig(OperationConfig):
     image_max_tokens: int | None = option(
         None,
         "Model",
-        "most tokens of a picture: larger pictures are shrunk (Gemma 4: smaller ones are also enlarged to it). Fewer "
-        "are read faster, but show less detail (default: 4096; Gemma 4: 280; MiniMax M3: 576; Llama 4: 17 tiles). No "
-        "effect on Gemma 3, whose pictures have a fixed size; it refuses less than that, and Llama 4 less than a tile",
+        "most tokens of a picture: larger pictures are shrunk to it (Gemma 4: smaller ones are also enlarged to it; "
+        "Kimi: a few more may result). Fewer are read faster, but show less detail (default: 4096; Gemma 4: "
+        "280; MiniMax M3: 576; Llama 4: 17 tiles). No effect on Gemma 3, whose pictures have a fixed size; it refuses "
+        "less than that, and Llama 4 less than a tile",
         low=4,
         high=16384,
         metavar="N",
@@ -246,8 +247,9 @@ class ServerConfig(OperationConfig):
         "Capacity",
         "RAM that holds a copy of the prefixes in a GPU's KV pool; when a prompt begins with a prefix that the pool "
         "has evicted, it is copied back instead of computed. 0: none (default: a quarter of the RAM that is free "
-        "after loading, at most 4 times the KV pool; none if that would be less than the pool, if sliding-window "
-        "layers have a pool of their own, with an EAGLE-3 head, and for DeepSeek V4)",
+        "after loading, at most 4 times the KV pool; none if that would be less than the pool, or if sliding-window "
+        "layers have a pool of their own). Not with several GPUs or an EAGLE-3 head, for DeepSeek V4, or if the CPU "
+        "computes the first layers",
         low=0,
         high=1e6,
         metavar="GIB",
