@@ -50,7 +50,18 @@ _RECIPIENT: Final = re.compile(r"\bto=\s?(?!(?:assistant|user|all)\b(?![./:]))([
 # A tool in the place of a message's role or channel.
 _MISPLACED: Final = re.compile(rf"(?:{re.escape(START)}|{re.escape(CHANNEL)})\s*{re.escape(TOOLS)}([^\s<]+)")
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*([a-zA-Z]+)")
-_KNOWN_CHANNEL: Final = re.compile(rf"{re.escape(CHANNEL)}\s*(?:{'|'.join(_CHANNELS)})\b")
+# The header proper of a header that lacks its last tag: text may follow it. A longer recipient is such text.
+_TO: Final = r"\s*(?:\bto=\s?[^\s<]{1,128}(?![^\s<]))?"
+_PROPER: Final = re.compile(
+    rf"\s*(?:{re.escape(START)})?\s*(?:{_ROLE})?{_TO}\s*(?:{re.escape(CHANNEL)})?\s*"
+    rf"(?:(?:{'|'.join(_CHANNELS)})\b)?{_TO}{_TO}\s*"
+)
+# Tags, each with the word that belongs to it.
+_TAGGED: Final = re.compile(
+    rf"{re.escape(CONSTRAIN)}\w*|{re.escape(START)}(?:\s*{_ROLE})?|"
+    rf"{re.escape(CHANNEL)}\s*(?:(?:{'|'.join(_CHANNELS)})\b)?|{'|'.join(map(re.escape, (MESSAGE, *_ENDS)))}"
+)
+_BEGUN_RECIPIENT: Final = ("t", "to", "to=")
 _BARE_CHANNEL: Final = re.compile(rf"\s*(?:{_ROLE})?\s*({'|'.join(_CHANNELS)})\b")
 _SEPARATOR: Final = "\n\n"  # between the texts of two messages
 
@@ -121,11 +132,17 @@ class HarmonyParser(AnswerParser):
             ]
         elif self._stage is _Stage.CONTENT:
             self._show(self._held, events)
-        elif not any(word in self._header for word in WORDS) or _RECIPIENT.search(self._header):
+        elif ended_by is None and self._begins_recipient():
+            pass
+        elif (
+            self._stage is _Stage.CALL_START
+            or not any(word in self._header for word in WORDS)
+            or _RECIPIENT.search(_proper(self._header))
+        ):
             self._begin_content(is_reasoning=False)
             self._show(self._header + "".join(self._call_text), events)
         else:
-            self._show_header_text(events)
+            self._show_header_text(self._header.rstrip(), events)
         return joined(events)
 
     def _push(self, char: str, events: list[Event]) -> None:
@@ -150,26 +167,34 @@ class HarmonyParser(AnswerParser):
         if self._header.endswith(MESSAGE):
             self._begin_message()
         elif self._header.endswith(_ENDS):
-            self._show_header_text(events)
+            header, self._header = self._header, ""
+            self._show_header_text(header[: header.rindex("<")].rstrip(), events)
+            self._stage = _Stage.HEADER
         elif self._header == START + _ROLE:
             self._header = ""
         elif len(self._header) > MAX_HEADER_CHARS or not _may_be_header(self._header):
-            if any(word in self._header for word in WORDS):
-                self._show_header_text(events)
-                self._stage = _Stage.CONTENT
-                return
             header, self._header = self._header, ""
+            if any(word in header for word in WORDS):
+                last = header[header.rindex("<") :]
+                if not any(tag.startswith(last) for tag in _BREAKS):
+                    last = ""
+                self._show_header_text(header.removesuffix(last), events)
+                for one in last:  # a tag, or its beginning
+                    self._push(one, events)
+                return
             self._begin_content(is_reasoning=False)
             self._held = "<" if char == "<" else ""
             self._show(header.removesuffix(self._held), events)
 
-    def _show_header_text(self, events: list[Event]) -> None:
-        """Ends a header that lacks its last tag, and shows the text that models write behind the channel then."""
-        header, self._header = self._header, ""
-        if " to=" not in header:
-            self._begin_content(is_reasoning=self._is_analysis(header))
-            self._show(_free_text(header), events)
-            self._stage = _Stage.HEADER
+    def _show_header_text(self, header: str, events: list[Event]) -> None:
+        """Begins the message of a header that lacks its last tag, with the text that models write in it then."""
+        self._begin_content(is_reasoning=self._is_analysis(header))
+        self._show(_free_text(header), events)
+
+    def _begins_recipient(self) -> bool:
+        """True if the header breaks off within `to=`. An answer of no other text may mean the word."""
+        has_format = any(word in self._header for word in WORDS) or self._shown or self._num_calls
+        return bool(has_format) and _free_text(self._header).rstrip() in _BEGUN_RECIPIENT
 
     def _is_analysis(self, header: str) -> bool:
         return self._separates_reasoning and _CHANNEL.findall(header)[-1:] == [ANALYSIS]
@@ -259,13 +284,19 @@ class HarmonyParser(AnswerParser):
         events.append(kind(text))
 
 
+def _proper(header: str) -> str:
+    """Returns the beginning of a header up to the text that may stand in it: role, recipient and channel."""
+    found = _PROPER.match(header)
+    return found[0] if found is not None else ""
+
+
 def _free_text(header: str) -> str:
-    """Returns the text of a header without its tags, the role, the channel and the kind of text."""
-    header = _KNOWN_CHANNEL.sub(" ", header.partition(CONSTRAIN)[0])
-    for word in (*WORDS, _ROLE):
-        header = header.replace(word, " ")
-    text = header.strip()
-    return "" if any(channel.startswith(text) for channel in _CHANNELS) else text
+    """Returns the text of a header behind its role, recipient and channel, without tags and the kind of text."""
+    proper = _proper(header)
+    text = _TAGGED.sub(" ", header[len(proper) :]).lstrip()
+    has_channel = any(channel in proper for channel in _CHANNELS)
+    is_begun = not has_channel and any(word.startswith(text) for word in (_ROLE, *_CHANNELS))
+    return "" if is_begun else text
 
 
 def _may_be_header(text: str) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Reasoning, Text
 from moeserve.chatformat.formats import TOOL_FORMATS, has_sections, is_harmony, tool_format
 from moeserve.chatformat.harmony import HarmonyParser
-from moeserve.chatformat.output import OutputParser
+from moeserve.chatformat.output import OutputParser, joined
 from moeserve.config import ServerConfig
 from tests.support.chat_events import Answer, events_of
 from tests.support.chat_families import REASONING, answer_in, make_for
@@ -243,6 +243,50 @@ NEXT = "<|end|><|start|>assistant"
 )
 def test_harmony_answers(text: str, answer: Answer) -> None:
     assert Answer.of(events_of(make_for("harmony"), list(text))) == answer
+
+
+@pytest.mark.parametrize("size", [1, 2000])
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ("final <|constrain|>json", '{"a":1}'),
+        ("final <|constrain|>json", '{"a":' + "1" * 2000 + "}"),
+        ("final", " The limit is to=5 here"),
+        ("commentary to=functions.f", " Hi " + "x" * 2000),
+        ("commentary", " to=" + "x" * 2000),
+        ("final", " a"),
+        ("final", " an assistant is assistant"),
+        ("", "assistant, final words"),
+        ("final", " " + "x" * (1025 - len("<|channel|>final  ")) + " y"),  # a word ends at the limit
+    ],
+)
+def test_the_text_in_a_header_of_gpt_oss_is_whole(header: str, text: str, size: int) -> None:
+    before, after = f"{ANALYSIS}Hm{NEXT}<|channel|>{header}{text}", f"<|start|>assistant{FINAL}Hi"
+    for end, rest in (("", ""), ("<|end|>", ""), ("<|end|>" + after, "\n\nHi")):
+        answer = f"{before}{end}"
+        parser = make_for("harmony")()
+        events = [each for at in range(0, len(answer), size) for each in parser.push(answer[at : at + size])]
+        assert Answer.of(joined(events + parser.finish(""))) == Answer(text.strip() + rest, "Hm"), end
+
+
+def test_a_tag_at_the_longest_header_of_gpt_oss_is_no_text() -> None:
+    for length in range(980, 1030):
+        text = f"<|channel|>final {'x' * length}<|end|><|start|>assistant{FINAL}Hi"
+        assert Answer.of(events_of(make_for("harmony"), list(text))) == Answer("x" * length + "\n\nHi")
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["<|channel|>", "comment", "ary", " to", "="],
+        [" to", "="],
+        ["<|channel|>", "analysis", " to", "="],
+    ],
+)
+def test_a_call_of_gpt_oss_that_is_cut_before_its_name_shows_nothing(tokens: list[str]) -> None:
+    for count in range(len(tokens) + 1):
+        text = f"{ANALYSIS}Hm{NEXT}" + "".join(tokens[:count])
+        assert Answer.of(events_of(make_for("harmony"), list(text))) == Answer("", "Hm"), text
 
 
 def test_harmony_goes_on_where_the_prompt_ends() -> None:
