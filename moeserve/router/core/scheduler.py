@@ -319,6 +319,7 @@ class Scheduler:
         self._totals.generation_tokens += len(token_ids)
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
+        request.early_end = None  # a model that never answers would otherwise reason until max_tokens
         self._batch.continue_behind(request, token_ids)
         self._out.emit([TokensItem(request.id, [*token_ids], logprobs, cached_tokens=cached)])
 

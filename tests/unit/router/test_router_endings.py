@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from msgspec.structs import replace
 
+from moeserve.messages.reasoning import EarlyEnd, Headers
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import DetokenizeEnd, TokensOut
 from moeserve.messages.steps import Sampled, StepResult
@@ -52,6 +54,22 @@ def test_stop_hit_ends_the_request_with_the_clients_count() -> None:
     assert final.usage.completion_tokens == 3
     world.run()
     world.check_all_free()
+
+
+def test_a_turn_that_ends_in_reasoning_again_has_ended() -> None:
+    """A model that begins to reason again behind each end would do so until max_tokens."""
+    reasoning = Headers(
+        opening=(50,), end=51, mark=(50, 52), closing=(53,), ending=(53, 50, 54, 51), is_open=True
+    )
+    again = [53, 50, 52, 51]
+    world = make_world()
+    message = replace(
+        request(0, prompt=3, max_tokens=50), early_end=EarlyEnd(reasoning, frozenset({STOP_TOKEN}))
+    )
+    world.add(message, script=[7, STOP_TOKEN, 7, 7, 7, *again, STOP_TOKEN])
+    world.run()
+    assert final_item(world, 0).finish_reason == "stop"
+    assert world.seen[0].tokens == [7, *reasoning.ending, *again]
 
 
 def test_an_adapter_that_no_request_has_is_forgotten() -> None:
