@@ -37,6 +37,11 @@ ANSWER_FOLLOWS: Final = f"{END}{START}assistant{CHANNEL}final{MESSAGE}"
 TOOLS: Final = "functions."  # prefix of a tool's name in a call's recipient
 
 MAX_HEADER_CHARS: Final = 1024
+# A header, or its beginning, behind `<|start|>` or `<|channel|>`: role or channel, recipient, kind of text.
+HEADER_PART: Final = (
+    r"\s?\w{0,16}(?:\s?to=\s?[^\s<]{0,128}|\s(?:to?)?)?"
+    rf"(?:\s?{re.escape(CONSTRAIN)}\w{{0,16}}|\s(?:j|js|jso|json|c|co|cod|code)?)?\s?"
+)
 _ENDS: Final = (END, CALL, RETURN)
 # The tags that end a message; the last two also begin the next one's header.
 _BREAKS: Final = (*_ENDS, START, CHANNEL)

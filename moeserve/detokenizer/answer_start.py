@@ -3,7 +3,7 @@ while it plans the answer."""
 
 from __future__ import annotations
 
-from collections import deque
+import re
 from typing import Literal, Protocol
 
 from moeserve.messages.reasoning import Headers, Thinking
@@ -71,7 +71,9 @@ class InMessages:
         self._reasoning = reasoning
         self._is_open = reasoning.is_open
         self._in_header = False
-        self._header = deque[int](maxlen=len(reasoning.mark))  # its last tokens
+        self._header: list[int] = []  # its first tokens: one more than `mark` has
+        self._part = None if reasoning.header is None else re.compile(reasoning.header)
+        self._text = ""  # of the header, behind the token that begins it
 
     def ends_reasoning(self, token_id: int) -> bool:
         return self._is_open and self._closes(token_id)
@@ -81,15 +83,25 @@ class InMessages:
         if self._closes(token_id):
             ends, self._is_open = self._is_open, False
             self._in_header = token_id in reasoning.opening
-            self._header.clear()
-            self._header.append(token_id)
+            self._header = [token_id]
+            self._text = ""
             return ends or not self._in_header
         if self._in_header:
-            self._in_header = token_id != reasoning.end
-            self._is_open = not self._in_header and tuple(self._header) == reasoning.mark
-            self._header.append(token_id)
-            return False
+            is_text = token_id != reasoning.end and self._leaves_header(text)
+            self._in_header = token_id != reasoning.end and not is_text
+            header = self._header[: len(reasoning.mark)] if is_text else self._header
+            self._is_open = not self._in_header and tuple(header) == reasoning.mark
+            if len(self._header) <= len(reasoning.mark):
+                self._header.append(token_id)
+            return is_text and not self._is_open
         return not self._is_open
+
+    def _leaves_header(self, text: str) -> bool:
+        """Takes the next text of a header. Returns whether it belongs to the message's text instead."""
+        if self._part is None:
+            return False
+        self._text += text
+        return self._part.fullmatch(self._text) is None
 
     def _closes(self, token_id: int) -> bool:
         return token_id in self._reasoning.closing or token_id in self._reasoning.opening

@@ -32,6 +32,9 @@ class Headers(msgspec.Struct, frozen=True, array_like=True, tag=True):
     closing: tuple[int, ...]  # tokens that end a message
     ending: tuple[int, ...]  # tokens that end the reasoning and begin the answer's text
     is_open: bool  # the prompt ends within reasoning
+    # Pattern of a header, or its beginning, between `opening` and `end`; other text begins a message whose header lacks
+    # its `end`. None: any text belongs to the header.
+    header: str | None = None
 
 
 class EarlyEnd(msgspec.Struct, frozen=True, array_like=True):

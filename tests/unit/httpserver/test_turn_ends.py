@@ -82,12 +82,10 @@ def test_the_client_may_ask_otherwise(glm: HttpServer, harmony: HttpServer) -> N
         {"ignore_eos": True, "max_tokens": 3},
         {"stop_token_ids": sorted(ends)},
         {"stop_token_ids": glm.tokenizer.encode("</think>")},
-        {"chat_template_kwargs": {"enable_thinking": False}},
         {"use_beam_search": True, "n": 2, "temperature": 0, "max_tokens": 3},
         {"response_format": {"type": "json_object"}},  # a grammar excludes the token
     ):
-        if "enable_thinking" not in str(fields):  # the tests' template knows no such switch
-            assert asked(glm, **fields).early_end is None, fields
+        assert asked(glm, **fields).early_end is None, fields
     assert asked(glm, "/v1/completions").early_end is None
     assert asked(harmony, separate_reasoning=False).early_end is None
 
@@ -107,6 +105,19 @@ def test_the_client_may_ask_otherwise(glm: HttpServer, harmony: HttpServer) -> N
             f"{ANALYSIS}a!<|end|><|start|>assistant{TO_WEATHER}a",
         ),
         ("a!b", "a"),
+        # without <|message|>
+        (
+            f"{ANALYSIS}a!<|end|><|start|>assistant<|channel|>final b!c",
+            f"{ANALYSIS}a!<|end|><|start|>assistant<|channel|>final b",
+        ),
+        (
+            f"<|channel|>analysis a!b<|end|><|start|>assistant{FINAL}c!d",
+            f"<|channel|>analysis a!b<|end|><|start|>assistant{FINAL}c",
+        ),
+        (
+            '<|channel|>final <|constrain|>json{"a": "b!c"}',
+            '<|channel|>final <|constrain|>json{"a": "b',
+        ),
     ],
 )
 def test_stop_strings_behind_channels(harmony: HttpServer, text: str, shown: str | None, size: int) -> None:

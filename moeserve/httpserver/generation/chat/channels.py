@@ -39,6 +39,7 @@ class Channels:
             closing=(tokens[harmony.END], tokens[harmony.CALL], tokens[harmony.RETURN]),
             ending=tuple(tokenizer.encode_rest(harmony.ANSWER_FOLLOWS)),
             is_open=harmony.HarmonyParser(begun, reads_calls=False).is_thinking,
+            header=harmony.HEADER_PART,
         )
 
 
