@@ -50,7 +50,7 @@ class ServerConfig(OperationConfig):
         "Model",
         "the model's vision tower, which lets chats contain pictures: an mmproj GGUF file, or auto: the "
         "one beside the model file or in the model's folder of safetensors. On the CPU or one GPU "
-        "(default: none; requests with pictures are refused)",
+        "(default: none; users' pictures are refused, and a note takes the place of others)",
         metavar="FILE",
     )
     mmproj_device: str = option(

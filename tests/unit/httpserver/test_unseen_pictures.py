@@ -74,7 +74,7 @@ def test_a_picture_that_a_tool_has_read_does_not_end_the_conversation() -> None:
             answer = with_none.post(path, {"model": NAME} | body)
             assert answer.status_code == 200, answer.text
             prompt = with_none.tokenizer.decode(tokens_of(with_none.requests[-1]), skip_special=False)
-            assert "sign.png" + UNSEEN in prompt.replace("\n", ""), path
+            assert "sign.png" + UNSEEN.format("picture") in prompt.replace("\n", ""), path
         body = OF_TOOLS["/v1/chat/completions"]
         asked = {"role": "user", "content": [{"type": "image_url", "image_url": URL_OF_FILE}]}
         answer = with_none.post(
@@ -82,3 +82,16 @@ def test_a_picture_that_a_tool_has_read_does_not_end_the_conversation() -> None:
         )
         assert answer.status_code == 400
         assert "this server sees none" in answer.text
+
+
+def test_a_tools_video_and_a_picture_that_another_model_has_drawn_are_notes() -> None:
+    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    drawn = {"type": "image_url", "image_url": URL_OF_FILE}
+    user, called, result = OF_TOOLS["/v1/chat/completions"]["messages"]
+    messages = [user, called, result | {"content": [video]}, {"role": "assistant", "content": [drawn]}, user]
+    with http_server() as with_none:
+        answer = with_none.post("/v1/chat/completions", {"model": NAME, "messages": messages})
+        assert answer.status_code == 200, answer.text
+        prompt = with_none.tokenizer.decode(tokens_of(with_none.requests[-1]), skip_special=False)
+    at = [prompt.find(UNSEEN.format(what)) for what in ("video", "picture")]
+    assert 0 < at[0] < at[1]

@@ -13,13 +13,13 @@ from moeserve.httpserver.generation.chat.template_efforts import SWITCHES, VARIA
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.engine.picture_client import EncodedPicture, PictureClient
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
-from moeserve.httpserver.generation.request.pictures import Picture, PicturedText, split_at_marks
+from moeserve.httpserver.generation.request.pictures import Picture, PicturedText, is_video, split_at_marks
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.pictures import MOST_PICTURES
 from moeserve.messages.prompt_embeddings import MOST_BYTES
 
-# Stands for a picture of a tool's result if the model sees none.
-UNSEEN: Final = "[a picture, which this model cannot see]"
+# Stands for a tool's or an assistant's picture or video if the model sees none.
+UNSEEN: Final = "[a {}, which this model cannot see]"
 
 
 async def encode(
@@ -68,7 +68,7 @@ async def _encode_pictures(
 async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) -> list[str]:
     """Returns the text that the chat template writes: see `ModelText.render_chat`. Raises ApiError 400."""
     if text.pictures is None and prompt.pictures:
-        prompt = _without_pictures_of_tools(prompt)
+        prompt = _without_past_pictures(prompt)
     _check_sees(text, asked, prompt.pictures)
     if (
         text.pictures is not None
@@ -95,16 +95,17 @@ async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) 
     )
 
 
-def _without_pictures_of_tools(prompt: ChatPrompt) -> ChatPrompt:
-    """Returns the conversation with a note in the place of each picture of a tool's result. An agent's tool may read a
-    picture, which stays in the conversation: if it were refused, so would be all later requests."""
+def _without_past_pictures(prompt: ChatPrompt) -> ChatPrompt:
+    """Returns the conversation with a note in the place of each picture and video of a tool's result or an
+    assistant's message. An agent's tool may read a picture, and another model may have drawn one: it stays in the
+    conversation, and if it were refused, so would be all later requests."""
     messages, unseen = [], set()
     for message in prompt.messages:
         content = message.get("content")
-        if message.get("role") == "tool" and isinstance(content, str):
+        if message.get("role") in ("tool", "assistant") and isinstance(content, str):
             parts = split_at_marks(content)
             unseen.update(parts[1::2])
-            parts[1::2] = [UNSEEN] * (len(parts) // 2)
+            parts[1::2] = [UNSEEN.format("video" if is_video(mark) else "picture") for mark in parts[1::2]]
             message = {**message, "content": "".join(parts)}
         messages.append(message)
     kept = [one for one in prompt.pictures if one.mark not in unseen]
