@@ -80,7 +80,8 @@ class McpClient:
                 if not isinstance(cursor, str) or not cursor:
                     break
         if len(found) > MAX_TOOLS:
-            raise self._broken(f"it has {len(found)} tools; at most {MAX_TOOLS} are allowed")
+            cause = f"it has {len(found)} tools, and at most {MAX_TOOLS} are allowed"
+            raise self._broken(cause, "have it offer fewer")
         return found
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> McpResult:
@@ -170,7 +171,8 @@ class McpClient:
                 if answer.status == 404 and self._id:
                     raise _SessionLost
                 if answer.status not in (200, 202):
-                    raise self._broken(f"it answered with HTTP status {answer.status}")
+                    cause = f"it answered with HTTP status {answer.status}"
+                    raise self._broken(cause, _remedy_for(answer.status))
                 if (session := answer.headers.get("mcp-session-id")) is not None:
                     if not _SESSION_ID.fullmatch(session):
                         raise self._broken("its session's id has characters that no id may have")
@@ -205,16 +207,25 @@ class McpClient:
         async for piece in answer.content.iter_any():
             taken += len(piece)
             if taken > MAX_BYTES:
-                raise self._broken(f"its answer has more than {MAX_BYTES >> 20} MiB")
+                raise self._broken(f"its answer has more than {MAX_BYTES >> 20} MiB", "ask it for less")
             yield piece
 
-    def _broken(self, cause: str) -> ApiError:
+    def _broken(self, cause: str, remedy: str = "update that server") -> ApiError:
         return ApiError(
             502,
-            f"the MCP server {self._name!r} cannot be used: {cause}; update that server, or leave it "
-            "out of --mcp-servers",
+            f"the MCP server {self._name!r} cannot be used: {cause}; {remedy}, or leave it out of --mcp-servers",
             code="mcp_error",
         )
+
+
+def _remedy_for(status: int) -> str:
+    if status in (401, 403):
+        return "correct its headers in --mcp-headers-file"
+    if status >= 500:
+        return "see its own log"
+    if status < 400 or status == 404:  # redirects are not followed
+        return "correct its address in --mcp-servers"
+    return "update that server"
 
 
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -168,7 +168,7 @@ def test_a_list_of_which_no_model_is_there_is_refused(folder: Path) -> None:
         ("- {model: FOLDER/a.gguf, threads: true}", "threads: must be a text or a number"),
         ("- {model: FOLDER/none.gguf}", "model 1 (FOLDER/none.gguf): --model or MOESERVE_MODEL: there is no"),
         ("- {model: FOLDER/a.gguf, model: FOLDER/b.gguf}", "a key is given twice"),
-        ("- {model: *x}", "cannot be read"),
+        ("- {model: *x}", "; correct the file"),
         ("- !!python/object/apply:os.system ['true']", "cannot be read"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_bad_file_is_refused_in_words_that_name_the_place(folder: Path, text: 
         (["--mmproj", "auto"], "--mmproj: is for one model"),
         (["--worker", "gpu-host:9000"], "--worker: is for one model"),
         (["--model", "c.gguf"], "--model names one model"),
-        (["--models-file", "/nowhere.yaml"], "cannot be read"),
+        (["--models-file", "/nowhere.yaml"], "cannot be read: .*; correct the path or its rights"),
     ],
 )
 def test_flags_of_one_model_are_refused_for_all(folder: Path, flags: list[str], says: str) -> None:

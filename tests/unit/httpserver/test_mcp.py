@@ -103,8 +103,9 @@ def test_nothing_of_the_browsers_goes_to_the_server(server: HttpServer, tools: M
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"status": 401}, "HTTP status 401"),
-        ({"status": 500}, "HTTP status 500"),
+        ({"status": 401}, "HTTP status 401; correct its headers in --mcp-headers-file"),
+        ({"status": 404}, "HTTP status 404; correct its address in --mcp-servers"),
+        ({"status": 500}, "HTTP status 500; see its own log"),
         ({"raw": b"<html>"}, "is not JSON"),
         ({"raw": b"[]"}, "to another request"),
         ({"raw": b'{"jsonrpc": "2.0", "id": 7, "result": {}}'}, "to another request"),
