@@ -94,7 +94,7 @@ class Planner:
         if allowed and not result.kernels_compiled:
             self._drafts.observe_time(allowed, result.draft_ms, result.draft_wait_ms)
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
-            self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
+            self._pace.corrected(scheduled.expected_ms, ms, scheduled.charged_share)
         if scheduled.has_background and ms > 0.0:
             self.background.corrected(scheduled.expected_ms, ms)
         self._cost.observe(scheduled.shape, ms, has_drafts=scheduled.num_drafted > 0)
@@ -198,12 +198,12 @@ class Planner:
         if not prompts:
             self._pace.planned(rows, alone_ms, 0.0, 0.0, 0)
             return
-        protected_share = scheduled.protected_share = self._protected_share(scheduled)
+        protected_share = self._protected_share(scheduled)
         budget_ms = self._pace.prefill_budget_ms(rows, alone_ms, protected_share)
         short_ms = 0.0
         while (
             self._has_room(scheduled, budget_ms)
-            and (request := self._next_prompt(scheduled, now, background)) is not None
+            and (request := self._next_prompt(scheduled, now, background, alone_ms)) is not None
         ):
             count = min(self._chunk(scheduled, request, budget_ms), request.until_snapshot_point)
             if self._limits.whole_spans:
@@ -213,21 +213,22 @@ class Planner:
             if count == request.until_snapshot_point < request.prompt_left:
                 scheduled.at_snapshot_point.add(request)
             self._order.served(request, count, batch.prefilling)
-            left_ms = self._cost.chunk_ms(0, len(request.slots), request.prompt_left, span=0)
             scheduled.add_chunk(request, count, self._memory, now)
             self._memory.publish(request)
             batch.planned(request)
             before, scheduled.expected_ms = scheduled.expected_ms, self._cost.predict(scheduled.shape)
             chunk_ms = scheduled.expected_ms - before
             budget_ms -= chunk_ms
-            short_ms += chunk_ms if self._pace.is_short(left_ms, alone_ms) else 0.0
+            short_ms += chunk_ms if request.is_short else 0.0
             if request.state is not State.PREFILL:  # its first token must not wait for other long prompts
                 spent = scheduled.expected_ms - alone_ms
                 budget_ms = min(budget_ms, self._pace.stall_ms(rows, alone_ms, 1.0) - spent)
         streams = self._limits.streams_prompts and scheduled.prompt_tokens
         next_ms = self._next_chunk_ms(rows) if streams else None
         stall_ms = scheduled.expected_ms - alone_ms
-        self._pace.planned(rows, alone_ms, stall_ms, protected_share, prompts, next_ms, short_ms)
+        scheduled.charged_share = self._pace.planned(
+            rows, alone_ms, stall_ms, protected_share, prompts, next_ms, short_ms
+        )
 
     def _next_chunk_ms(self, rows: int) -> float:
         """Returns how long, in ms, the next chunk of the running prompts will stall `rows` decode rows; 0 if no
@@ -257,11 +258,13 @@ class Planner:
         first = self._order.next(self._batch.prefilling, with_waiting=self._batch.num_free_req_slots > 0)
         return 1.0 if first is None else self._shares.protected_share(scheduled.owners, first.tenant)
 
-    def _next_prompt(self, scheduled: ScheduledStep, now: float, background: bool) -> Request | None:
+    def _next_prompt(
+        self, scheduled: ScheduledStep, now: float, background: bool, alone_ms: float
+    ) -> Request | None:
         """Returns the request whose chunk is next, after binding it if it was waiting. background: it may be a
-        background request. If the next waiting request cannot be bound yet, no other waiting request overtakes it;
-        otherwise smaller ones would take every freed slot forever. The same holds for a request that awaits a snapshot
-        of a running prompt, but not for one being loaded from a tier."""
+        background request. alone_ms: duration of the step's decode rows. If the next waiting request cannot be bound
+        yet, no other waiting request overtakes it; otherwise smaller ones would take every freed slot forever. The same
+        holds for a request that awaits a snapshot of a running prompt, but not for one being loaded from a tier."""
         batch = self._batch
         under_way = batch.prefilling
         if scheduled.at_snapshot_point:
@@ -276,6 +279,9 @@ class Planner:
                 return self._order.next(under_way, with_waiting=False, with_background=background)
             if not batch.begin_load(request, now):
                 batch.bind(request)
+                left_ms = self._cost.chunk_ms(0, len(request.slots), request.prompt_left, span=0)
+                # A long prompt stays one when it is bound again after a preemption, with most of it cached.
+                request.is_short = request.is_short and self._pace.is_short(left_ms, alone_ms)
                 return request
 
     def _chunk(self, scheduled: ScheduledStep, request: Request, budget_ms: float) -> int:

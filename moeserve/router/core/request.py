@@ -68,6 +68,7 @@ class Request(HeldSequence):
         "first_planned_at",
         "first_token_at",
         "is_background",
+        "is_short",
         "last_token_at",
         "max_kv",
         "max_tokens",
@@ -130,6 +131,9 @@ class Request(HeldSequence):
         self.accepted_draft_tokens: int = 0
 
         self.draft_record = DraftRecord()  # written by DraftLength
+        self.is_short: bool = (
+            True  # False once it was bound as a long prompt (`Pace.is_short`); written by Planner
+        )
 
         # Written by CrashBlame: workers in a row that were lost with a row of it in flight, without a token in between.
         self.crashes: int = 0

@@ -11,11 +11,19 @@ from moeserve.messages.steps import WorkerReady
 from moeserve.router.__main__ import limits
 from moeserve.router.core.limits import BESIDE_ANSWERS, STREAMED_PREFILL_SHARE
 from moeserve.router.core.policy import pace
-from moeserve.router.core.policy.pace import LEAST_CHUNK
+from moeserve.router.core.policy.pace import LEAST_CHUNK, SHORT_ODDS, Pace
+from moeserve.router.core.policy.step_cost import StepCost, StepShape
 from moeserve.router.core.request import SECONDS_PER_PRIORITY
 from tests.support.nightly import nightly_after
 from tests.support.router_world import request
-from tests.support.virtual_engine import Stream, StreamingEngine, VirtualEngine, experts_read
+from tests.support.virtual_engine import (
+    EXPERTS_PER_TOKEN,
+    NUM_EXPERTS,
+    Stream,
+    StreamingEngine,
+    VirtualEngine,
+    experts_read,
+)
 
 LONG = 16_000
 
@@ -280,16 +288,47 @@ def test_later_turns_of_conversations_begin_soon(monkeypatch: pytest.MonkeyPatch
     assert longest < 1.1 * equal_longest
 
 
-def test_an_answer_beside_short_prompts_without_end_keeps_its_part() -> None:
-    engine = SlowReadingEngine()
+def speed_beside_prompts(engine: VirtualEngine, prompt: int) -> float:
+    """The speed of an answer beside prompts without end, one at a time, relative to its speed alone."""
     victim = engine.send(request(0, 20, 30_000, arrival=0.0))
     engine.run(until=20.0)
-    alone = tokens_between(victim, 10.0, 20.0)
+    alone = tokens_between(victim, 10.0, 20.0) / 10.0
     ids = iter(range(1, 10**6))
-    running: list[Stream] = []
-    while engine.now < 60.0:
-        running = [stream for stream in running if stream.ended is None]
-        if not running:
-            running = [engine.send(request(next(ids), 40, 1, arrival=engine.now))]
+    running: Stream | None = None
+    while engine.now < 120.0:
+        if running is None or running.ended is not None:
+            running = engine.send(request(next(ids), prompt, 1, arrival=engine.now))
         engine.turn()
-    assert tokens_between(victim, 30.0, 60.0) > 3 * 0.33 * alone
+    return tokens_between(victim, 40.0, 120.0) / 80.0 / alone
+
+
+def test_an_answer_beside_short_prompts_without_end_keeps_its_part() -> None:
+    assert 0.33 < speed_beside_prompts(SlowReadingEngine(), 40) < 0.45
+
+
+@pytest.mark.parametrize("actual_ms", [300.0, 500.0, 700.0], ids=["sooner", "as predicted", "later"])
+def test_a_short_prompts_odds_hold_whatever_its_step_takes(actual_ms: float) -> None:
+    """For how many steps an answer is left alone after a step of 500 ms, 400 of them for a prompt."""
+    cost = StepCost(NUM_EXPERTS, EXPERTS_PER_TOKEN)
+    for _ in range(8):
+        cost.observe(StepShape(rows=1), 100.0)
+
+    def steps_alone(short_ms: float) -> int:
+        pace = Pace(cost, None, 0.4)
+        charged = pace.planned(1, 100.0, 400.0, 1.0, prompts=1, short_ms=short_ms)
+        pace.corrected(500.0, actual_ms, charged)
+        steps = 0
+        while pace.prefill_budget_ms(1, 1.0, 1.0) == 0.0:
+            pace.planned(1, 1.0, 0.0, 1.0, prompts=1)
+            steps += 1
+        return steps
+
+    earned = 100.0 * 0.4 / 0.6  # by the step itself
+    owed = actual_ms - 100.0
+    assert steps_alone(0.0) == pytest.approx((owed - earned) * 1.5, abs=2.0)
+    assert steps_alone(400.0) == pytest.approx((owed / SHORT_ODDS - earned) * 1.5, abs=2.0)
+
+
+def test_the_end_of_a_long_prompt_is_no_short_one() -> None:
+    """Answers beside prompts of two or three chunks, of which the last is small, keep nearly 0.6 of their speed."""
+    assert speed_beside_prompts(SlowReadingEngine(), 400) > 0.57

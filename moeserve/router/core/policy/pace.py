@@ -10,9 +10,9 @@ Every step serves every decode row, and prompt tokens in the step delay ("stall"
   is served while there is debt. So prompts get `prefill_share` of the time, in turns, and answers keep
   1 - prefill_share of their speed without prompts. If there are more prompts than answers, each prompt gets the time
   that it would get beside one answer, so that a backlog shrinks.
-- A short prompt, whose rest one chunk without answers would hold, gets a larger share (SHORT_ODDS). Later turns of
-  conversations are such prompts, of which most is cached. The sooner their answers begin, the more answers share the
-  reading of the experts: eight conversations take an eighth less time in all (docs/explanation/load.md).
+- A short prompt, of which one chunk without answers would hold all that is not cached, gets a larger share
+  (SHORT_ODDS). Later turns of conversations are such prompts. The sooner their answers begin, the more answers share
+  the reading of the experts: eight conversations take an eighth less time in all (docs/explanation/load.md).
 
 If a prompt's chunks stream experts from RAM to a GPU, whatever their size, a chunk beside answers is as large as a
 chunk without answers, and a prompt has few chunks. The time of the next chunk then counts as debt as soon as one is
@@ -24,7 +24,8 @@ This maximises throughput and is the default if all experts are on a GPU, where 
 half a second, and one of 500 is hardly shorter than one of 16. A limit on inter-token latency still holds.
 
 Below 1, prompts and answers share one engine, so their shares add up to 1. Beside an answer, a prompt takes 1 /
-prefill_share times as long as by itself; 2.5 times at the default. A larger share takes the difference from the answer.
+share times as long as by itself: at the default 2.5 times, a short one 1.7 times. A larger share takes the difference
+from the answer.
 """
 
 from __future__ import annotations
@@ -98,9 +99,9 @@ class Pace:
         return protected_share * short + (1.0 - protected_share) * long
 
     def is_short(self, left_ms: float, alone_ms: float) -> bool:
-        """Returns whether a prompt is short whose rest takes `left_ms` milliseconds, beside decode rows that take
-        `alone_ms`."""
-        return left_ms <= self.stall_ms(0, alone_ms, 0.0)
+        """Returns whether a prompt is short of which `left_ms` milliseconds are to be computed, beside decode rows
+        that take `alone_ms`; False while the cost of steps is not known."""
+        return self._cost.is_fitted and left_ms <= self.stall_ms(0, alone_ms, 0.0)
 
     def planned(
         self,
@@ -111,28 +112,34 @@ class Pace:
         prompts: int,
         next_ms: float | None = None,
         short_ms: float = 0.0,
-    ) -> None:
+    ) -> float:
         """Accounts for a planned step that stalls its decode rows for `stall_ms`, while `prompts` prompts could be
         served. short_ms: the part of the stall that is due to short prompts. next_ms: for streaming prompts, how long
-        the next chunk of a running prompt will stall them; 0: no next chunk."""
+        the next chunk of a running prompt will stall them; 0: no next chunk.
+
+        Returns the share of the step's stall that is charged (see `corrected`)."""
         if not rows or self._share == 1.0:
             self._debt_ms = self._ahead_ms = 0.0
-            return
-        if not self._streams:
-            stall_ms -= short_ms * (1.0 - 1.0 / SHORT_ODDS)
+            return 0.0
+        charged = protected_share
+        if stall_ms > 0.0 and not self._streams:
+            charged *= 1.0 - short_ms / stall_ms * (1.0 - 1.0 / SHORT_ODDS)
+        debt_ms = stall_ms * charged
         if next_ms is not None:
-            stall_ms += next_ms - self._ahead_ms
+            debt_ms += (next_ms - self._ahead_ms) * protected_share
             self._ahead_ms = next_ms
         elif not prompts:
             self._ahead_ms = 0.0
         weight = self._share / (1.0 - self._share)  # of a prompt, relative to a decode row
         earned = alone_ms * weight * max(1.0, prompts / rows)
-        self._debt_ms = max(self._debt_ms + stall_ms * protected_share - earned, 0.0)
+        self._debt_ms = max(self._debt_ms + debt_ms - earned, 0.0)
+        return charged
 
-    def corrected(self, expected_ms: float, actual_ms: float, protected_share: float) -> None:
-        """Corrects the account by the difference between a step's actual and planned duration. At most twice the
-        expected duration is charged to prompts; the rest has other causes on the machine."""
+    def corrected(self, expected_ms: float, actual_ms: float, charged_share: float) -> None:
+        """Corrects the account by the difference between a step's actual and planned duration, of which prompts owe
+        what they owe of the step's stall (`charged_share`, which `planned` returned). At most twice the expected
+        duration is charged to prompts; the rest has other causes on the machine."""
         if self._share == 1.0:
             return
         late_ms = min(actual_ms - expected_ms, expected_ms)
-        self._debt_ms = max(self._debt_ms + late_ms * protected_share, 0.0)
+        self._debt_ms = max(self._debt_ms + late_ms * charged_share, 0.0)

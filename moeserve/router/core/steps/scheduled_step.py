@@ -22,6 +22,7 @@ class ScheduledStep:
         "_decode_context",
         "_prompt_context",
         "at_snapshot_point",
+        "charged_share",
         "draft_tokens",
         "expected_ms",
         "forks",
@@ -36,7 +37,6 @@ class ScheduledStep:
         "pages",
         "prompt_span",
         "prompt_tokens",
-        "protected_share",
         "repeated_tokens",
         "rows",
         "sampling",
@@ -71,7 +71,7 @@ class ScheduledStep:
         self.repeated_tokens = 0  # of these, tokens computed before a preemption
         self.expected_ms = 0.0  # predicted duration of the whole step
         self.has_background = False  # it has rows of background requests; written by Planner
-        self.protected_share = 0.0  # share of the decode rows that its prompts must not slow down
+        self.charged_share = 0.0  # share of its stall that its prompts owe to answers; written by Planner
         self._decode_context = 0
         self._prompt_context = 0
         self.prompt_span = 0  # end position of the farthest chunk
