@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "host_array.h"
+#include "ops/huge_pages.h"
 #include "stream.h"
 #include "tensor_arg.h"
 

@@ -6,6 +6,8 @@
 #include <limits>
 #include <new>
 
+#include "huge_pages.h"
+
 namespace moeserve {
 
 Matrix::Matrix(int type_, int64_t rows_, int64_t cols_, int64_t experts_, int nodes_,

@@ -14,9 +14,6 @@
 
 namespace moeserve {
 
-// MADV_COLLAPSE, which headers before Linux 6.1 lack (linux/mman.h): moves written pages into huge ones.
-constexpr int kMadviseCollapse = 25;
-
 // A weight matrix, or one per expert: either packed panels in its own memory (anonymous, huge pages requested), or GGUF
 // rows in the mapped file, which the caller keeps. Panels are ordered by NUMA node, so that each node's part is
 // contiguous; the kernel puts a page on the node of the thread that first writes it.
