@@ -122,8 +122,7 @@ class OperationConfig(EngineConfig):
         0.0,
         "Server",
         "seconds after SIGTERM during which requests are still accepted while /health/ready fails, so that load "
-        "balancers stop sending first. Set it longer than "
-        "the interval of their probes",
+        "balancers stop sending first. Set it longer than the interval of their probes",
         low=0,
         high=3600,
     )

@@ -19,8 +19,7 @@ def command_parser() -> argparse.ArgumentParser:
         prog="moeserve reload",
         description="Upgrade without downtime: start the installed version beside the running server, on the same "
         "sockets, and end the old server when its requests have ended. Exit code 0 when the new server is ready; 1 if "
-        "it "
-        "could not start, and then the old one continues.",
+        "it could not start, and then the old one continues.",
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -171,9 +171,8 @@ class DraftRows:
         if slot == self._late.slot:
             self._num_late = len(draft)
         elif len(draft) and (is_span := draft < 0).any():
-            draft = draft[
-                : int(is_span.argmax())
-            ]  # the same tokens were followed by an embedding span earlier
+            # the same tokens were followed by an embedding span earlier
+            draft = draft[: int(is_span.argmax())]
         num = len(draft)
         if num:
             sequences.tokens[slot, length : length + num] = draft
