@@ -176,6 +176,6 @@ def _count(given: dict[str, Any], name: str, default: int | None, most: int) -> 
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ValueError(
-            f"{name}: a whole number from 1 to {most} wanted, not {json.dumps(value)}; correct it"
+            f"{name} is {json.dumps(value)}; write a whole number from 1 to {most}, without quotes"
         )
     return value

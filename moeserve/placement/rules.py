@@ -137,7 +137,8 @@ class Rules:
         except SchemaError as error:
             reason = str(error).rpartition("SchemaError: ")[2]
             raise self._error(
-                f"{quoted}: the pattern is not valid: {reason}; correct this regular expression"
+                f"{quoted}: the pattern is not valid: {reason}; put a backslash before a character that is meant "
+                "literally, and leave out look-around and back-references"
             ) from error
 
     def _first_match(self, name: str) -> int | None:

@@ -62,7 +62,7 @@ def check_server(config: ServerConfig) -> None:
         )
     for name in ("worker_ssl_certfile", "worker_ssl_ca_certs"):
         if getattr(config, name) is None:
-            raise ConfigError(f"--worker: needs {_flag(name)}; both sides must have certificates")
+            raise ConfigError(f"--worker: needs {_flag(name)}; give it, as both sides must have certificates")
     for option in dataclasses.fields(ServerConfig):
         is_workers = option.name in worker_options() and option.name not in BOTH
         if is_workers and getattr(config, option.name) != option.default:

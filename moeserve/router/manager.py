@@ -288,10 +288,8 @@ class RouterManager:
             return
         if not _has_as_much(ready, self._first):
             raise RuntimeError(
-                "the new worker has fewer slots than the first, or another number of KV pools; give both the same "
-                "memory and "
-                "--kv-window-ratio: "
-                f"{ready}, not {self._first}"
+                "the new worker has fewer slots than the first, or another number of KV pools: "
+                f"{ready}, not {self._first}; give both the same memory and --kv-window-ratio"
             )
         self._worker = worker
         self._adapters.worker_found(ready)

@@ -28,9 +28,16 @@ def listed() -> list[str]:
     return [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
 
 
+# A verb that stands with what to use instead, a flag, or what a hole says.
+REMEDY = re.compile(
+    r"; .*(?:\b(?:check|choose|convert|download|give|leave|lower|move|name|put|raise|say|start|try|use|write)\b"
+    rf"|--\w|{HOLE}$)"
+)
+
+
 def says_what_to_do(text: str) -> bool:
-    """Behind a semicolon, as our messages do: such a one may do without a row."""
-    return "; " in text
+    """Behind a semicolon, as our messages do: such a one may do without a row. "Correct it" says nothing."""
+    return REMEDY.search(text) is not None
 
 
 def test_every_start_up_error_is_explained() -> None:
@@ -42,6 +49,13 @@ def test_every_start_up_error_is_explained() -> None:
 def test_no_error_is_explained_that_is_not_there() -> None:
     assert set(listed()) - set(texts()) == COMPOSED
     assert len(listed()) == len(set(listed()))
+
+
+def test_a_semicolon_alone_is_no_remedy() -> None:
+    assert says_what_to_do("…: … is too large; lower it")
+    assert says_what_to_do("no chat template; it has none: --chat-template takes a file")
+    assert not says_what_to_do("the pattern is not valid: …; correct this regular expression")
+    assert not says_what_to_do("lower … is missing; it is broken")
 
 
 def test_the_reader_sees_all_ways_of_writing_a_text() -> None:
