@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Final
 
 from moeserve.errors import UserError
 
 MAX_PROBLEM_CHARS = 1500  # some 80 supported model types take 1,000
 MAX_NAME_CHARS = 120  # longest quoted name or word from a file
+GGUF_REMEDY: Final = (
+    "convert the model again with a current llama.cpp, or choose another GGUF file of it or a newer moeserve"
+)
 _LONG_NAME = re.compile(
     rf"""'[^']{{{MAX_NAME_CHARS},}}'|"[^"]{{{MAX_NAME_CHARS},}}"|\S{{{MAX_NAME_CHARS + 1},}}"""
 )
@@ -34,9 +38,10 @@ class SettingError(ModelError):
 
 
 def remedy_of(path: Path) -> str:
-    """Returns what to do about a file or folder whose contents cannot be served."""
-    if path.suffix == ".gguf":
-        return "convert the model again with a current llama.cpp, or choose another GGUF file of it or a newer moeserve"
+    """Returns what to do about a file or folder whose contents cannot be served. A file that is none of a folder's is
+    a GGUF, whatever its name: Ollama's have no suffix."""
+    if path.suffix not in (".json", ".safetensors") and not path.is_dir():
+        return GGUF_REMEDY
     return (
         "download it again if it is not as published, else choose a GGUF file or another checkpoint of the model, or "
         "a newer moeserve"

@@ -153,8 +153,10 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def _refuse_part(source: ModelSource) -> None:
     """Raises ModelError for a GGUF file that belongs to a model but is none."""
-    kind = "mmproj" if source.architecture == "clip" else source.metadata.get("general.type")
-    if isinstance(kind, str) and kind in _PARTS:
+    kind = source.metadata.get("general.type")  # first, as an importance matrix has no architecture
+    if not (isinstance(kind, str) and kind in _PARTS):
+        kind = "mmproj" if source.architecture == "clip" else None
+    if kind is not None:
         raise ModelError(source.path, f"this is {_PARTS[kind]}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.errors import ModelError, remedy_of
+from moeserve.models.errors import GGUF_REMEDY, ModelError
 
 from .errors import GGUFError
 
@@ -166,7 +166,7 @@ class Metadata(Mapping[str, MetadataValue]):
 
 
 def _gguf_error(path: Path, key: str, problem: str) -> ModelError:
-    return GGUFError(path, f"metadata key {key!r} {problem}; {remedy_of(path)}")
+    return GGUFError(path, f"metadata key {key!r} {problem}; {GGUF_REMEDY}")
 
 
 def _describe(value: MetadataValue) -> str:
