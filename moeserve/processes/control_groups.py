@@ -17,6 +17,18 @@ _ROOT: Final = Path("/")
 _NO_LIMIT: Final = 1 << 60
 
 
+class _Memory(NamedTuple):
+    """A group's memory in bytes; `left` may still be allocated."""
+
+    limit: int
+    used: int  # including cached
+    cached: int  # pages of files, which the kernel can reclaim
+
+    @property
+    def left(self) -> int:
+        return max(0, self.limit - max(0, self.used - self.cached))
+
+
 class _Files(NamedTuple):
     """File names of a memory group: the limits, the usage, and the counts of memory that the kernel can reclaim."""
 
@@ -35,16 +47,18 @@ _MEMORY_FILES: Final = (
 def memory_left(root: Path = _ROOT) -> int | None:
     """Returns the bytes that this process may still allocate under its groups' limits; None if no group has a limit.
     Cached file pages count as available, as in MemAvailable, because the kernel reclaims them."""
-    left = [
-        max(0, limit - used) for group in _groups("memory", root) for limit, used in _limits_and_usage(group)
-    ]
-    return min(left, default=None)
+    return min((memory.left for memory in _memory_groups(root)), default=None)
+
+
+def unused_memory(root: Path = _ROOT) -> list[tuple[int, int]]:
+    """Returns each memory limit of this process's groups, and the bytes below it that are neither in use nor filled
+    with cached files."""
+    return [(memory.limit, max(0, memory.limit - memory.used)) for memory in _memory_groups(root)]
 
 
 def memory_limit(root: Path = _ROOT) -> int | None:
     """Returns the lowest memory limit of the groups in bytes; None if there is none."""
-    limits = [limit for group in _groups("memory", root) for limit, _ in _limits_and_usage(group)]
-    return min(limits, default=None)
+    return min((memory.limit for memory in _memory_groups(root)), default=None)
 
 
 def cpu_quota(root: Path = _ROOT) -> int | None:
@@ -53,18 +67,24 @@ def cpu_quota(root: Path = _ROOT) -> int | None:
     return min(quotas, default=None)
 
 
-def _limits_and_usage(group: Path) -> Iterator[tuple[int, int]]:
-    """Yields (limit, unreclaimable bytes in use) for each memory limit of the group."""
+def _memory_groups(root: Path) -> Iterator[_Memory]:
+    """Yields each memory limit of this process's groups, and what is used of it."""
+    for group in _groups("memory", root):
+        yield from _memory_of(group)
+
+
+def _memory_of(group: Path) -> Iterator[_Memory]:
+    """Yields each memory limit of the group itself."""
     for files in _MEMORY_FILES:
         used = _number(group / files.usage)
         if used is None:
             continue
         counts = dict(line.split() for line in _text(group / "memory.stat").splitlines())
-        used = max(0, used - sum(int(counts.get(name, "0")) for name in files.file_pages))
+        cached = sum(int(counts.get(name, "0")) for name in files.file_pages)
         for name in files.limits:
             limit = _number(group / name)  # None for "max", which means no limit
             if limit is not None and limit < _NO_LIMIT:
-                yield limit, used
+                yield _Memory(limit, used, cached)
 
 
 def _cores(group: Path) -> int | None:

@@ -7,7 +7,7 @@ from typing import Final
 import psutil
 
 from moeserve.config.units import GIB
-from moeserve.processes.control_groups import memory_left, memory_limit
+from moeserve.processes.control_groups import memory_left, memory_limit, unused_memory
 from moeserve.processes.limits import address_space_left
 
 SPARE_ADDRESS_SPACE: Final = 256 << 20  # for threads' stacks and small allocations
@@ -26,10 +26,11 @@ def available_bytes() -> int:
 
 
 def is_free_memory_short(needed: int) -> bool:
-    """Returns whether less than `needed` bytes, and a sixteenth of the machine's memory, are free: neither in use nor
-    filled with cached files."""
+    """Returns whether less than `needed` bytes, and a sixteenth of the memory, are free: neither in use nor filled with
+    cached files. The memory is the machine's, and likewise each control group's limit."""
     memory = psutil.virtual_memory()
-    return int(memory.free) < needed + int(memory.total) // 16
+    bounds = [(int(memory.total), int(memory.free)), *unused_memory()]
+    return any(free < needed + total // 16 for total, free in bounds)
 
 
 def limit_note() -> str:

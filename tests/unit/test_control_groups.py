@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from moeserve.processes import free_memory as memory
-from moeserve.processes.control_groups import cpu_quota, memory_left, memory_limit
+from moeserve.processes.control_groups import cpu_quota, memory_left, memory_limit, unused_memory
 from moeserve.processes.cpus import pool_threads, usable_cores
 
 MIB = 1 << 20
@@ -49,6 +49,7 @@ def test_a_limit_of_the_group_or_of_one_above_it(tmp_path: Path) -> None:
     )
     write(root, "system.slice/moeserve.service/worker", memory__max="max", memory__current=100 * MIB)
     assert memory_left(root) == 300 * MIB  # 300 in use, of which 100 are pages of files
+    assert unused_memory(root) == [(500 * MIB, 200 * MIB)]
     assert memory_limit(root) == 500 * MIB
 
 
@@ -163,5 +164,11 @@ def test_free_memory_is_short_below_what_is_needed_and_a_reserve(monkeypatch: py
     """Cached files do not count as free."""
     real = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: real._replace(total=1600, free=900, available=1600))
+    monkeypatch.setattr(memory, "unused_memory", list)
     assert not memory.is_free_memory_short(800)
     assert memory.is_free_memory_short(801)
+    monkeypatch.setattr(
+        memory, "unused_memory", lambda: [(320, 320), (160, 50)]
+    )  # a container's, of 160 in all
+    assert not memory.is_free_memory_short(40)
+    assert memory.is_free_memory_short(41)

@@ -67,8 +67,8 @@ class ModelSource(TensorSource, Protocol):
         ...
 
     def drop_cached(self, name: str) -> None:
-        """Removes the tensor's bytes from the system's page cache, once they are read and no longer mapped. A source
-        that reads a tensor from several places keeps them."""
+        """Removes the tensor's bytes from the system's page cache, after `advise_done`. A source that reads a tensor
+        from several places keeps them."""
         ...
 
     def rows(

@@ -41,7 +41,7 @@ class GGUFFile:
         self.file_bytes = sum(len(buffer) for buffer in buffers)
         self._buffers, self._paths, self._versions = buffers, paths, versions
         self._sparsely_read: set[str] = set()
-        self._half_done: set[tuple[int, int]] = set()  # part and offset of merged tensors
+        self._halves_done: set[tuple[int, int, int]] = set()  # part, offset and half of merged tensors
         for path, header in zip(paths, headers, strict=True):
             for tensor in _presented(header.tensors, self.metadata):
                 if tensor.name in self.tensors:
@@ -108,19 +108,19 @@ class GGUFFile:
         The bytes stay readable, from the page cache or the disk, but no longer count as this process's memory.
         """
         tensor = self.tensors[name]
+        if tensor.half is not None:
+            self._halves_done.add((tensor.part, tensor.offset, tensor.half))
         start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.offset + _stored_bytes(tensor)) // mmap.PAGESIZE * mmap.PAGESIZE
         if start < end:
             self._buffers[tensor.part].madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def drop_cached(self, name: str) -> None:
-        """See ModelSource. A merged tensor's bytes are removed with its second half."""
+        """See ModelSource. A merged tensor's bytes are removed only when both halves are done (`advise_done`)."""
         tensor = self.tensors[name]
-        place = (tensor.part, tensor.offset)
-        if tensor.half is not None and place not in self._half_done:
-            self._half_done.add(place)
-            return
         part = tensor.part
+        if tensor.half is not None and (part, tensor.offset, 1 - tensor.half) not in self._halves_done:
+            return
         end = tensor.offset + _stored_bytes(tensor)
         drop_cached(self._paths[part], self._versions[part], tensor.offset, end)
 

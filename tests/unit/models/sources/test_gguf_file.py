@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGUFValueType
 
+from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import GGUFError, StringArray, open_gguf
 from moeserve.models.sources.gguf.value_types import ValueType
 from moeserve.models.sources.regular_file import FileVersion, drop_cached
@@ -169,6 +170,17 @@ def test_paths_that_hold_no_model(tmp_path: Path) -> None:
         open_gguf(Path("/dev/null"))
 
 
+def test_a_file_without_a_suffix_has_a_gguf_files_remedy(tmp_path: Path) -> None:
+    """As Ollama's blobs."""
+    file = tmp_path / "sha256-0123"
+    file.write_bytes(gguf_bytes({}))
+    with pytest.raises(GGUFError, match=r"general\.architecture.* is missing; convert the model again"):
+        assert open_gguf(file).architecture
+    assert "convert the model again" in str(SettingError(file, "has a setting"))
+    for of_folder in (tmp_path, tmp_path / "config.json"):
+        assert "another checkpoint" in str(SettingError(of_folder, "has a setting"))
+
+
 def test_a_full_vocabulary_opens_in_a_fraction_of_a_second(wide_fixtures: Path) -> None:
     """Three processes open the file at every start; gguf-py takes 5.6 s for this one."""
     path = wide_fixtures / "tokenizer" / "qwen2-vocab.gguf"
@@ -182,8 +194,9 @@ def test_value_types_are_gguf_pys() -> None:
     assert {kind.name: kind.value for kind in ValueType} == {kind.name: kind.value for kind in GGUFValueType}
 
 
-def test_dropped_bytes_leave_the_page_cache_and_are_read_again(tmp_path: Path) -> None:
-    """Both halves of a merged tensor, but not after the first."""
+@pytest.mark.parametrize("was_short", [True, False])
+def test_dropped_bytes_leave_the_page_cache_and_are_read_again(tmp_path: Path, was_short: bool) -> None:
+    """Both halves of a merged tensor, but not after the first; also if memory became short only after the first."""
     path = tmp_path / "m.gguf"
     merged = Tensor("blk.0.ffn_gate_up_exps.weight", (1024, 2, 1024))
     header = gguf_bytes({}, [merged])[: 1 << 12]
@@ -197,10 +210,11 @@ def test_dropped_bytes_leave_the_page_cache_and_are_read_again(tmp_path: Path) -
     gate, up = "blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight"
     total = int(file.data(up).sum(dtype=np.int64))
     before = _cached_bytes(path)
-    for name in (gate, up):
-        file.advise_done(name)
-    file.drop_cached(gate)
+    file.advise_done(gate)
+    if was_short:
+        file.drop_cached(gate)
     assert _cached_bytes(path) == before > 7 << 20
+    file.advise_done(up)
     file.drop_cached(up)
     assert _cached_bytes(path) < before // 2  # large pages at the ends stay
     assert int(file.data(up).sum(dtype=np.int64)) == total
