@@ -8,7 +8,7 @@ from __future__ import annotations
 
 WIDE_COLUMNS = 4096  # a wide matrix has more; a GEMV's pass
 WIDE_ROWS = 4096  # and at least as many rows as this
-WIDE_GEMV_TOKENS = 2  # the most tokens for which a GEMV is faster
+WIDE_GEMV_TOKENS = 2  # the most tokens for which a GEMV is faster: shown for Q4_K
 
 
 def is_wide(rows: int, cols: int) -> bool:
