@@ -3,15 +3,18 @@
     python -m benchmarks.gpu.expert_cache model.gguf --slots 64 32      # a header suffices: family_file
 
 One load for each number of slots. Without the cache the same runner keeps its experts where the placement put them:
-these turns are first, because the cache would leave the experts of the very text that they read.
+these turns are first, because the cache would leave the experts of the very text that they read. Each turn reads
+another text, which the cache has not seen; a turn without it and one with it read the same one.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -114,8 +117,13 @@ def main() -> None:
     shape = read_shape(open_dummy_model(args.model))
     sizes = {"layers": shape.num_layers, "experts": shape.num_experts, "top_k": shape.top_k}
     # Each stream reads a part of the trace of its own.
-    tokens = max(BATCHES) * args.gen
-    traces = [generate(distances, name, tokens=tokens, **sizes) for name, distances in PRESETS.items()]
+    tokens, seeds = max(BATCHES) * args.gen, itertools.count()
+
+    def texts(name: str) -> list[RoutingTrace]:
+        made = partial(generate, PRESETS[name], name, tokens=tokens, **sizes)
+        return [made(seed=next(seeds)) for _ in range(args.rounds)]
+
+    cases = [(batch, texts(name)) for name in PRESETS for batch in args.streams]
     changing = generate(PRESETS["local"], "local, changing", tokens=args.gen, topic_tokens=TOPIC, **sizes)
     for slots in args.slots:
         began = time.perf_counter()
@@ -125,16 +133,16 @@ def main() -> None:
         assert isinstance(engine, GpuEngine)
         cache = engine.expert_cache
         assert cache is not None
-        cases = [(trace, batch) for trace in traces for batch in args.streams]
         engine.expert_cache = None
-        statics = [[rate(runner, *case, args.gen)[0] for _ in range(args.rounds)] for case in cases]
+        statics = [[rate(runner, trace, batch, args.gen)[0] for trace in traces] for batch, traces in cases]
         engine.expert_cache = cache
-        for (trace, batch), static in zip(cases, statics, strict=True):
-            turns = [rate(runner, trace, batch, args.gen) for _ in range(args.rounds)]
+        for (batch, traces), static in zip(cases, statics, strict=True):
+            turns = [rate(runner, trace, batch, args.gen) for trace in traces]
             cached = [speed for speed, _ in turns]
             print(
-                f"{slots} slots, {trace.source}, {batch} streams: static {spread(static)} tok/s, cache {spread(cached)}"
-                f" ({statistics.median(cached) / statistics.median(static):.2f}x); {turns[-1][1]}",
+                f"{slots} slots, {traces[0].source}, {batch} streams: static {spread(static)} tok/s, "
+                f"cache {spread(cached)} ({statistics.median(cached) / statistics.median(static):.2f}x); "
+                f"{turns[-1][1]}",
                 flush=True,
             )
         rates = " ".join(f"{value:.0f}" for value in after_a_change(runner, changing, args.gen))
