@@ -12,7 +12,7 @@ Every step serves every decode row, and prompt tokens in the step delay ("stall"
   that it would get beside one answer, so that a backlog shrinks.
 - A short prompt, of which one chunk without answers would hold all that is not cached, gets a larger share
   (SHORT_ODDS). Later turns of conversations are such prompts. The sooner their answers begin, the more answers share
-  the reading of the experts: eight conversations take an eighth less time in all (docs/explanation/load.md).
+  the reading of the experts: eight conversations take a ninth less time in all (docs/explanation/load.md).
 
 If a prompt's chunks stream experts from RAM to a GPU, whatever their size, a chunk beside answers is as large as a
 chunk without answers, and a prompt has few chunks. The time of the next chunk then counts as debt as soon as one is
