@@ -58,6 +58,9 @@ HEADS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "norms": ([0, 3], {"norm_before_residual": True, "has_more_norms": True}),
 }
 
+# The bound is one of 32-bit floats, which only the interpreter multiplies.
+MISSED = pytest.mark.xfail(reason="products in bfloat16 are further from the published code's", strict=False)
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
@@ -130,12 +133,17 @@ class Driven:
         return drafts[:, 0].tolist(), seen
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="bfloat16 products differ more from the published code's floats")
 @pytest.mark.parametrize("name", HEADS)
 def test_scores_and_drafts(
-    name: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Behind a prompt in chunks of few and of many rows, stored a few rows at a time."""
+    if DEVICE == "cuda":
+        request.applymarker(MISSED)
     monkeypatch.setattr("moeserve.models.blocks.gpu.drafting_block.NEXT_TOKEN_ROWS", 8)
     taps, options = HEADS[name]
     head = Head(HIDDEN, VOCAB, taps, **options)
@@ -160,7 +168,13 @@ def test_scores_and_drafts(
 
 @pytest.mark.slow  # a minute each in the interpreter
 @pytest.mark.parametrize("name", HEADS)
-def test_drafts_and_texts(name: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_and_texts(
+    name: str,
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
     """Behind a prompt in chunks of few and of many rows, stored a few rows at a time, and behind right, wrong and
     unlikely drafts; and the text is the one without drafts."""
     monkeypatch.setattr("moeserve.models.blocks.gpu.drafting_block.NEXT_TOKEN_ROWS", 8)
@@ -176,8 +190,8 @@ def test_drafts_and_texts(name: str, target: Target, tmp_path: Path, monkeypatch
     assert [answer.tokens for answer in found.values()] == [answer.tokens for answer in expected.values()]
     assert 0 < report.accepted_draft_tokens < report.draft_tokens
     assert len(planted.noted) > 2
-    if DEVICE == "cuda":  # bfloat16 products differ more from the published code's floats
-        return
+    if DEVICE == "cuda":
+        request.applymarker(MISSED)
     text = whole_texts(requests, found)[0]
     round_kv(target.model, monkeypatch)
     states = head.states(target.residuals(text, taps))
