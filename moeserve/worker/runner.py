@@ -147,6 +147,7 @@ class Runner:
         running, needs_result = self._under_way, self._needs_result(plan)
         assert running is not None
         following = None if needs_result else self._launch(plan)
+        running.is_followed = following is not None
         has_drafts = needs_result and self._launch_drafts(plan)
         times = self._end(running)
         if following is None:
@@ -186,8 +187,7 @@ class Runner:
         if step.record is not None:
             step.record.finish(step.sampled)
         ended = time.perf_counter()
-        late_ms = None if self._drafts is None else self._drafts.late_ms
-        times = step.times(ended, self._step_ended, device_ms, self.engine.layers_ms, late_ms)
+        times = step.times(ended, self._step_ended, device_ms, self.engine.layers_ms)
         self._step_ended, self._under_way = ended, None
         return times
 
@@ -255,6 +255,7 @@ class Runner:
             *(plan, layout, record, started, -compiled_before, prompt_logprobs),
             drafted=drafted,
             draft_ms=draft_ms,
+            late_ms=None if self._drafts is None else self._drafts.late_ms,
             draft_read_ms=read_ms,
             lagging_rows=lagging,
         )

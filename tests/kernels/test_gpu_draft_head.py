@@ -359,6 +359,41 @@ def test_times_of_chains_launched_ahead(
         assert one.compute_ms - one.draft_ms - one.draft_wait_ms == pytest.approx(10.0)
 
 
+@pytest.mark.slow  # a minute in the interpreter
+@pytest.mark.skipif(DEVICE == "cuda", reason="the clocks are made up")
+def test_times_where_a_step_follows_one_that_asked_in_vain(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each other step asks, and no draft is likely. The step after it is launched while it runs, for which the host
+    takes longer than the GPU for the layers: that is no part of its time, and its chain is no wait."""
+    head = Head(HIDDEN, VOCAB, [1, 2], scored=512)
+    runner = engine_of(target.path, head.write_folder(tmp_path / "head"))
+    requests = asked(2, VOCAB, length=6, max_tokens=9, logprobs=None)
+    number = itertools.count()
+
+    def choose(self: DraftLength, records: Sequence[DraftRecord], *_: Any) -> tuple[list[int], float]:
+        depths = DEPTHS if next(number) % 2 == 0 else 0
+        return [depths] * len(records), float(depths * len(records))
+
+    monkeypatch.setattr(DraftLength, "choose", choose)
+    clock = GpuClock(runner, monkeypatch, link_ms=2.0, layers_ms=1.5, reading_ms=3.0, placing_ms=4.0)
+    # Before it asks for drafts, which the GPU is computing then.
+    clock._add(monkeypatch, runner._orders, "execute", 1.0, 0.0)
+    monkeypatch.setattr(runner._drafts._drafter._second, "_least", 2.0)  # type: ignore[union-attr]
+    ahead = LaunchedAhead(runner)
+
+    def during(world: Told, _: int) -> None:
+        ahead.world = world
+
+    serve(ahead, requests, DEPTHS, during, max_num_batched_tokens=16, reuse_prefixes=False)
+    in_vain = [one for one in clock.results if len(one.sampled) == 2 and one.draft_ms]
+    assert len(in_vain) > 2
+    for one in in_vain[1:-1]:
+        assert one.draft_ms == pytest.approx(2.0 * DEPTHS)
+        assert one.draft_wait_ms == pytest.approx(4.0)  # placing the step's rows
+        assert one.compute_ms - one.draft_ms - one.draft_wait_ms == pytest.approx(1.5)
+
+
 def test_a_layer_may_be_read_twice() -> None:
     """Default layers of a small model, and a file's, may repeat: the head has a column for each."""
     taps = ResidualTaps(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -134,10 +134,9 @@ class DraftRows:
         return len(draft)
 
     @property
-    def late_ms(self) -> float | None:
-        """Milliseconds that the GPU took for the step's drafts, after `take_late`, if it made them while the host did
-        something else; else None."""
-        return None if self._late.ms is None else self._late.ms()
+    def late_ms(self) -> Callable[[], float] | None:
+        """Returns `LateDrafts.ms` of the last `place`; to be called after `take_late`."""
+        return self._late.ms
 
     def take_keep_ms(self) -> float:
         """Returns StepResult.draft_keep_ms since the last call."""

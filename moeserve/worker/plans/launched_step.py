@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,10 +28,12 @@ class LaunchedStep:
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
     drafted: list[int] | None = None  # drafts of each row; None: no drafts
-    draft_ms: float = 0.0  # StepResult.draft_ms
+    draft_ms: float = 0.0  # StepResult.draft_ms, by the host's clock
+    late_ms: Callable[[], float] | None = None  # see `LateDrafts.ms`
     draft_read_ms: float = 0.0
     lagging_rows: list[int] = field(default_factory=list)
     is_launched: bool = False  # True: all of it is launched; False: all but the sampling
+    is_followed: bool = False  # whether the next step is launched before this one's result is read
     pending: slice | None = None  # the group of sampled rows whose tokens are not read yet
 
     @property
@@ -47,12 +50,9 @@ class LaunchedStep:
             layout.sampled_slots, layout.sampled_rows, layout.sampled_positions, none, places[None]
         )
 
-    def times(
-        self, ended: float, last_ended: float, device_ms: float, layers_ms: float, late_ms: float | None
-    ) -> StepTimes:
+    def times(self, ended: float, last_ended: float, device_ms: float, layers_ms: float) -> StepTimes:
         """Returns the step's durations. ended, last_ended: when this step and the one before it ended, by the clock of
-        `started`. device_ms, layers_ms: `Engine.finish`, `Engine.layers_ms`. late_ms: how long the drafts took on the
-        device, if the host did something else meanwhile; else None."""
+        `started`. device_ms, layers_ms: `Engine.finish`, `Engine.layers_ms`."""
         idle_ms = max(0.0, self.started - last_ended) * 1e3
         if not device_ms:
             # The host may have been launching this step when the one before it ended.
@@ -63,7 +63,10 @@ class LaunchedStep:
         # neither drafts nor computes them; also where no draft was found, or only the step before had some. Late drafts
         # may have begun after the step before, while the host read that step's tokens; these steps' waits then have as
         # much less in the one as more in the other.
-        compute_ms, draft_ms = (ended - self.started) * 1e3, self.draft_ms if late_ms is None else late_ms
+        compute_ms = (ended - self.started) * 1e3
+        draft_ms = self.draft_ms if self.late_ms is None else self.late_ms()
+        if self.is_followed:  # the host may have been launching the next step when this one ended
+            compute_ms = min(compute_ms, device_ms)
         return StepTimes(compute_ms, idle_ms, draft_ms, max(compute_ms - draft_ms - layers_ms, 0.0))
 
 
