@@ -29,15 +29,19 @@ def paused() -> None:
 class PausedDrafter:
     """Is paused while it drafts."""
 
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
     def bind(self, slot: int, namespace: str) -> None:
         pass
 
     def catch_up(self) -> None:
-        pass
+        self.called.append("catch up")
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        self.called.append("draft")
         paused()
-        return [np.ones(one.most, np.int32) for one in wanted]
+        return [np.ones(max(one.most, 0), np.int32) for one in wanted]
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
         pass
@@ -54,6 +58,29 @@ def test_a_pause_is_not_the_drafts_time(on_gpu: bool) -> None:
     _, drafted = rows.place([Row(0, CONTINUES, 3, np.arange(3, dtype=np.int32).tobytes(), True)])
     assert drafted == [2]
     assert (rows.draft_ms > PAUSE_S * 500) == on_gpu
+
+
+def test_what_is_told_before_a_request_is_bound_is_the_drafts_time() -> None:
+    """Tokens of steps in which nothing may be drafted; the block's rows are stored before."""
+    sequences, drafter = Sequences(2, 16), PausedDrafter()
+    rows = DraftRows(sequences, drafter, Reading(), on_gpu=True)
+
+    def bind(slot: int) -> None:
+        seq = NewSeq(slot, np.ones(3, np.int32).tobytes(), 3, b"", SamplingParams(max_tokens=9))
+        rows.bind(seq)
+        sequences.bind(seq)
+
+    def place() -> float:
+        rows.place([Row(0, CONTINUES, 1, b"", True)])
+        return rows.draft_ms
+
+    bind(0)
+    assert place() == 0.0
+    assert drafter.called == []
+    bind(1)
+    assert drafter.called == ["catch up", "draft"]
+    assert place() > PAUSE_S * 500
+    assert place() == 0.0
 
 
 class PausedBlock:

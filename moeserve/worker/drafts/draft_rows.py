@@ -55,11 +55,13 @@ class DraftRows:
         self.has_waited = False
         self.draft_ms = self.read_ms = 0.0
         self.lagging_rows: list[int] = []
+        self._told_ms = 0.0  # that `bind` took for untold tokens, as a part of the next `place`'s draft_ms
 
     def bind(self, seq: NewSeq) -> None:
         """Initialises a request slot. Rows without drafts first compute all known tokens; rows with drafts follow."""
         if self._untold:  # the new request's drafts may come from these texts
-            self._drafter.draft([Wanted(slot, self.length[slot], 0) for slot in self._untold])
+            self._draft([Wanted(slot, self.length[slot], 0) for slot in self._untold])
+            self._told_ms += self.draft_ms
             self._untold.clear()
         slot = seq.req_slot
         self._granted[slot] = self.length[slot] = len(seq.token_ids) // 4
@@ -93,6 +95,7 @@ class DraftRows:
         else:
             drafts, self.draft_ms, self.read_ms, self.lagging_rows = [NO_DRAFT] * len(wanted), 0.0, 0.0, []
             self._untold.update(one.slot for one in wanted)
+        self.draft_ms, self._told_ms = self.draft_ms + self._told_ms, 0.0
         for at, draft in zip(continuing, drafts, strict=True):
             placed[at], drafted[at] = self._place(rows[at], draft)
         return placed, drafted

@@ -64,12 +64,14 @@ class Drafter(Protocol):
         ...
 
     def catch_up(self) -> None:
-        """Finishes postponed work on the steps so far. Called before `draft`."""
+        """Finishes postponed work on the steps so far. Called right before each `draft`."""
         ...
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         """Returns the drafts for each entry, each with a different slot; empty without a good guess. The KV slots of
-        the drafts' positions, and of the one before, are in the request's table."""
+        the drafts' positions, and of the one before, are in the request's table. Not called in steps in which nothing
+        may be drafted: a text may have several steps' tokens more than at the last call. Before another request is
+        bound, these are told with `most` 0."""
         ...
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
