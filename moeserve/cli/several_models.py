@@ -133,9 +133,12 @@ def _entries_of(path: Path) -> list[dict[str, Any]]:
         if len(text) > MAX_FILE_BYTES:
             raise ConfigError(f"--models-file: {path} has more than {MAX_FILE_BYTES >> 10} KiB")
         found = read_yaml(text)
-    except (OSError, ValueError, RecursionError) as error:
-        remedy = "correct the path or its rights" if isinstance(error, OSError) else "correct the file"
-        raise ConfigError(f"--models-file: {path} cannot be read: {error}; {remedy}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"--models-file: {path} cannot be read: {error}; correct the path or its rights"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--models-file: {path} cannot be read: {error}; correct the file") from error
     if not isinstance(found, list) or not found:
         raise ConfigError(
             f"--models-file: {path} must be a list with a mapping for each model, which has the key model"

@@ -48,7 +48,7 @@ MESSAGES: dict[str, list[Any]] = {
             [user("hi")],
         ],
         [user({"type": "tool_result"})],
-        [user({"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]})],
+        [user({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]})],
         [user(TEXT | {"citations": [{}]})],
         [user(TEXT), {"role": "assistant", "content": []}],
         [
