@@ -63,7 +63,8 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         return matrix
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
-        """Returns a matrix that computes from the GGUF rows in place; they must stay at their address. ggml_type:
+        """Returns a matrix that computes from the GGUF rows in place, without a copy: `source` must stay at its address
+        as long as the matrix. source: uint8, the rows' bytes; shape: (rows, cols), or (experts, rows, cols); ggml_type:
         ggml's number of the weights' type."""
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape

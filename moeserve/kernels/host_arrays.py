@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 
 def gguf_rows(array: npt.NDArray[np.uint8], name: str) -> tuple[int, int]:
-    """Returns the array's address and its number of bytes."""
+    """Returns the address of a contiguous uint8 array, and its number of bytes. name: for the error message. Raises as
+    `check_array` does."""
     check_array(array, name, np.uint8)
     return array.ctypes.data, array.nbytes
 

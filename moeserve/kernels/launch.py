@@ -299,7 +299,8 @@ def kernel(function: Any) -> Kernel:
 
 
 def row_stride(first: torch.Tensor, *others: torch.Tensor | None) -> int:
-    """Returns the common row stride of matrices with contiguous rows. Raises ValueError if their strides differ."""
+    """Returns the row stride, in elements, that all these matrices have; None entries are left out. Their rows must be
+    contiguous. Raises ValueError if their strides differ."""
     for tensor in (first, *others):
         if tensor is not None and tensor.stride() != (first.stride(0), 1):
             raise ValueError(f"strides {tensor.stride()} where {(first.stride(0), 1)} are expected")

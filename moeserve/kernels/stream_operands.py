@@ -87,8 +87,9 @@ class KvLayer:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The layer's KV tensors, without the rows after the KV slots. The values of latent attention are not
-        among them, because they are a view of the keys."""
+        """Returns the layer's KV tensors (keys, their scales, values, their scales, index keys; whichever exist),
+        without the scratch rows after the KV slots. The values of latent attention are left out, because they are a
+        view of the keys."""
         is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
         values = None if is_view else self.values
         keys = self.keys[: self.num_slots]
@@ -106,7 +107,8 @@ class KvLayer:
 
 @dataclass(frozen=True, slots=True)
 class DiskLayer:
-    """A layer whose experts are on disk; its matrices have slots in RAM. See `disk_experts.py`."""
+    """A layer whose experts are on disk and are read into slots in RAM when a token is routed to them. See
+    `disk_experts.py`."""
 
     native: _C.DiskExperts
     layer: int
@@ -185,7 +187,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The adapter of each row of a step."""
+    """The LoRA adapter of each row of a step, by number of the adapter's slot."""
 
     adapters: torch.Tensor  # int32 [n]; -1: none
     sorted: torch.Tensor  # int32 [any]: rows with adapters, sorted by adapter
@@ -193,7 +195,7 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class ExpertAdapters:
-    """The adapters' matrices for the products of a mixture of experts; None where no adapter changes the product."""
+    """The LoRA matrices for the three products of a mixture of experts; None where no adapter changes the product."""
 
     gate: _C.LoraTable | None
     up: _C.LoraTable | None

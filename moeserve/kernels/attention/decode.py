@@ -52,7 +52,8 @@ def load_block(
 
 @triton.jit
 def cap_scores(scores, CAP: tl.constexpr):
-    """Returns CAP * tanh(scores / CAP). The exponential cannot overflow."""
+    """Returns CAP * tanh(scores / CAP), float32 in the shape of `scores` (Gemma 2's soft cap,
+    https://arxiv.org/abs/2408.00118). The exponential cannot overflow, because its argument is at most 0."""
     power = tl.exp2(tl.abs(scores) * (-2.0 * LOG2E / CAP))
     size = (1.0 - power) / (1.0 + power)
     return CAP * tl.where(scores < 0.0, -size, size)

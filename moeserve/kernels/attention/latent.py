@@ -21,7 +21,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def splits_of(end, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr):
-    """Returns into how many splits a row's `end` keys are divided, and the keys per split."""
+    """Returns into how many splits a row's `end` keys are divided, and the keys per split, both int32 scalars. There
+    are at most SPLITS splits, each of whole blocks of BLOCK keys and of at least LEAST blocks; the last may have fewer
+    keys."""
     per = tl.maximum(tl.cdiv(tl.cdiv(end, BLOCK), SPLITS), LEAST) * BLOCK
     return tl.cdiv(end, per), per
 

@@ -11,7 +11,9 @@ from moeserve.kernels.rope.op import SectionPositions, rotary_dim
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """The rows' own tokens as projected, with the parameters of `rope_store` (rope/op.py)."""
+    """The keys and values of a step's rows before their norm and rotation, with the parameters of `rope_store`
+    (rope/op.py), for a decode kernel that stores them in the KV pool itself. Shapes and dtypes are beside the fields.
+    """
 
     k: Tensor  # [n, kv_heads * dim], rows at any stride, as v and as q
     v: Tensor  # [n, kv_heads * v_dim]
@@ -29,8 +31,8 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
-    """A decode kernel's arguments for the rows' own tokens. The defaults are for rows whose tokens are in the pool
-    already."""
+    """The same as `NewTokens`, in the form that a decode kernel takes: tensors, and int and float constants. The
+    defaults are for rows whose tokens are in the KV pool already."""
 
     rotary: int  # columns that rotate
     k: Tensor | None = None

@@ -26,9 +26,12 @@ def attend_block(
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr, V_SIZE: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Attends to one block of keys from position `first` on. MASKED: whether some of its keys must be
-    masked: keys after q_last (the last position that a row sees), past the end, or WINDOW or more positions
-    before the row."""
+    """Attends to the BLOCK keys from position `first` on, and returns (acc, largest, total) with them: the weighted sum
+    of values float32 [rows, V_SIZE], and the maximum and the sum float32 [rows] of the online softmax.
+
+    MASKED: whether some keys must be masked: keys after q_last (the last position that a row sees), past `end`, or
+    WINDOW or more positions before the row. SCALE: of scores, for powers of two.
+    """
     position = first + tl.arange(0, BLOCK)
     if MASKED:
         live = position < end

@@ -14,8 +14,8 @@ from torch.nn.functional import softplus
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Rows `row` .. `row + count - 1` of a step are positions `position` .. of one sequence: a prefill chunk, or with
-    count 1 a decode row."""
+    """A sequence's part of a step: rows `row` .. `row + count - 1` of the step are its positions `position` ..
+    `position + count - 1`. It is a prefill chunk or, with count 1, a decode row."""
 
     row: int
     count: int

@@ -47,8 +47,9 @@ def add(a, b):
 
 @gluon.jit
 def tokens_in_pool(position, NEW: gl.constexpr, WINDOW: gl.constexpr):
-    """Returns how many tokens of the pool a row at this position sees, and the first of them. NEW: its own token is
-    not in the pool yet."""
+    """Returns how many tokens of the KV pool a row at `position` attends to, and the position of the first of them
+    (int32). NEW: 1 if the row's own token is not in the pool yet, else 0. WINDOW: tokens that a row sees, itself
+    included; 0: all."""
     end = position + 1
     first = end * 0
     if WINDOW > 0:
@@ -58,8 +59,8 @@ def tokens_in_pool(position, NEW: gl.constexpr, WINDOW: gl.constexpr):
 
 @gluon.jit
 def blocks_of(tokens, BLOCK: gl.constexpr):
-    """Returns the number of blocks of a row's keys; 1 for a row without tokens in the pool, whose one block is
-    empty."""
+    """Returns the number of blocks of BLOCK keys that hold a row's `tokens` keys (int32); 1 for a row without tokens in
+    the pool, whose one block is empty."""
     return gl.maximum((tokens + BLOCK - 1) // BLOCK, 1)
 
 
@@ -78,7 +79,9 @@ def copy_ahead(
     IS_NEW: gl.constexpr, TABLE_STRIDE: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr,
     WINDOW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The copying warpgroup: copies `units` blocks, from block `block` of this row and head on."""
+    """Runs the copying warpgroup: copies `units` blocks of BLOCK keys and values (16-bit, [BLOCK, DIM]) to shared
+    memory, STAGES of them ahead, beginning with block `block` of row `row` and KV head `h`; then follow the row's
+    further blocks, the next head's or row's."""
     chunks: gl.constexpr = DIM // 8  # of 16 bytes
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // chunks, chunks], [COPY_WARPS, 1], [1, 0])
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
@@ -152,7 +155,9 @@ def add_key(query, key, value, largest, total, SCALE: gl.constexpr):
 def add_block(
     acc, largest, total, first, tokens, q_smem, k_smem, v_smem, p_smem, SCALE: gl.constexpr,
 ):  # fmt: skip
-    """Adds a block's keys, of which those from `tokens` on do not count. first: number of the first."""
+    """Adds a block of BLOCK keys to the online softmax of H query heads and returns (acc, largest, total): the weighted
+    sum of values float32, the maxima float32 [H], the sums float32 [BLOCK, H]. Keys from number `tokens` of the row on
+    are masked; first: number of the block's first key."""
     of_scores: gl.constexpr = total.type.layout
     BLOCK: gl.constexpr = total.shape[0]
     H: gl.constexpr = total.shape[1]
@@ -179,7 +184,9 @@ def attend(
     SCALE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, TIME: gl.constexpr, H: gl.constexpr,
     BLOCK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The attending warpgroup. before: blocks of the rows before `row`; unit: place of `block` in the list."""
+    """Runs the attending warpgroup: attends to the blocks that `copy_ahead` brings to shared memory, and stores each
+    row's result, or its part of it if other programs have further blocks of the row. before: number of blocks of the
+    rows before `row`; unit: place of `block` in the list of all rows' blocks."""
     NEW: gl.constexpr = 0 if k is None else 1
     group: gl.constexpr = HEADS // KV_HEADS
     by_head: gl.constexpr = gl.BlockedLayout([1, DIM // 32], [1, 32], [4, 1], [1, 0])

@@ -79,8 +79,10 @@ def attend_in_shares(
     window: int,
     scale: float,
 ) -> None:
-    """Launches the kernel. part_sums, part_stats: of `partial_results`. scale: of scores, for powers of two. Other
-    arguments as for `decode_attention` (op.py)."""
+    """Launches `shared_decode`, which divides all rows' keys into equal shares, one for each program. part_sums and
+    part_stats: float32 scratch that `partial_results` makes; counters: int32, 0 before and after. scale: factor of the
+    scores that includes log2(e), because the kernel takes powers of two. Other arguments as for `decode_attention`
+    (op.py)."""
     from moeserve.kernels.attention.shared_decode import shared_decode  # Gluon takes 70 ms to import
 
     (n, width), (_, kv_heads, dim) = q.shape, keys.shape

@@ -33,9 +33,9 @@ COPY_THREADS = gl.constexpr(128)
 
 @gluon.jit
 def slots_of_block(table, first, end, BLOCK: gl.constexpr):
-    """Returns the first slot of the block of positions from `first` on, and whether its BLOCK slots are consecutive. A
-    block that reaches beyond `end` does not count as consecutive, because the slots after `end` may be another
-    request's."""
+    """Returns the KV slot (int32) of position `first`, and whether the slots of the BLOCK positions from it on are
+    consecutive. A block that reaches beyond `end` does not count as consecutive, because the slots after `end` may be
+    another request's."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [COPY_WARPS], [0])
     row = gl.arange(0, BLOCK, layout=layout)
     start = gl.load(table + first, first < end, 0)
@@ -45,7 +45,8 @@ def slots_of_block(table, first, end, BLOCK: gl.constexpr):
 
 @gluon.jit
 def copy_rows(pool, table, first, end, smem, ROW: gl.constexpr, WIDTH: gl.constexpr, BLOCK: gl.constexpr):
-    """Starts copies of one block's rows, WIDTH columns of each slot's ROW. Rows from `end` on become zero."""
+    """Starts asynchronous copies of one block to `smem` [BLOCK, WIDTH]: for each position from `first` on, WIDTH 16-bit
+    columns of its slot in `pool`, whose rows are ROW columns apart. Rows from position `end` on become zero."""
     chunks: gl.constexpr = WIDTH // 8  # of 16 bytes
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // chunks, chunks], [COPY_WARPS, 1], [1, 0])
     position = first + gl.arange(0, BLOCK, layout=gl.SliceLayout(1, layout))
@@ -62,8 +63,9 @@ def copy_block(
     pool, boxes, column, table, first, end, start, is_run, smem, full,
     ROW: gl.constexpr, WIDTH: gl.constexpr, BLOCK: gl.constexpr,
 ):  # fmt: skip
-    """Starts the copy of one block. The barrier `full` completes when its rows are in `smem`: it counts every copying
-    thread, plus one for TMA's bytes."""
+    """Starts the copy of one block to `smem` [BLOCK, WIDTH]: by TMA from slot `start` on if its slots are consecutive
+    (is_run), else row by row. The barrier `full` completes when the rows are in `smem`: it counts every copying thread,
+    plus one for TMA's bytes."""
     if is_run:
         mbarrier.expect(full, boxes.block_type.nbytes)
         tma.async_copy_global_to_shared(boxes, [start, column], full, smem)
@@ -79,7 +81,8 @@ def copy_ahead(
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     KV_HEADS: gl.constexpr, DIM: gl.constexpr, V_DIM: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The copying warpgroup: copies blocks `block` to `last` - 1 as stages become free."""
+    """Runs the copying warpgroup: copies keys [BLOCK, DIM] and values [BLOCK, V_DIM] of KV head `h`, blocks `block` to
+    `last` - 1, to shared memory as stages become free. end: number of positions that hold keys."""
     start, is_run = slots_of_block(table, block * BLOCK, end, BLOCK)
     for n in range(last - block):
         stage = n % STAGES
@@ -105,8 +108,9 @@ def softmax(
     scores, largest, total, first, position, unmasked, masked,
     BLOCK: gl.constexpr, WINDOW: gl.constexpr, SCALE: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Returns the weights of one block's scores; and per row the new maximum, the new sum, and the factor that rescales
-    earlier blocks' results. Keys from position `unmasked` up to `masked` need no mask."""
+    """Returns the weights of one block's scores, float32 [rows, BLOCK]; and float32 [rows]: the new maximum, the new
+    sum, and the factor that rescales earlier blocks' results. Blocks from position `unmasked` up to `masked` need no
+    mask. SCALE: of scores, for powers of two."""
     if (first < unmasked) | (first >= masked):
         key = first + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
         seen = key[None, :] <= position[:, None]
@@ -128,7 +132,9 @@ def attend(
     HALF: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, V_DIM: gl.constexpr,
     WINDOW: gl.constexpr, SCALE: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
-    """An attending warpgroup: computes query rows HALF * ROWS to (HALF + 1) * ROWS - 1 of the tile."""
+    """Runs an attending warpgroup: computes query rows HALF * ROWS to (HALF + 1) * ROWS - 1 of the tile and stores
+    their results in `out`. A tile has `rows` tokens from row `row` of the step on, at positions from `start` on, each
+    with the query heads of KV head `h`."""
     group: gl.constexpr = HEADS // KV_HEADS
     dtype: gl.constexpr = k_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])

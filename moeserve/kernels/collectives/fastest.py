@@ -23,11 +23,12 @@ class Way(AllReduce, Protocol):
     """One of the all-reduce implementations to choose from."""
 
     def takes(self, x: Tensor) -> bool:
-        """Returns whether the implementation supports messages of this size."""
+        """Returns whether the implementation supports messages of x's size and dtype."""
         ...
 
     def try_once(self, x: Tensor) -> None:
-        """Sums like a call, but terminates even if the GPUs cannot access each other."""
+        """Sums x over the ranks in place, like a call, but returns even if the GPUs cannot access each other's
+        memory."""
         ...
 
 
@@ -78,7 +79,7 @@ class FastestSum:
 
 
 def seconds_of_call(way: Way, x: Tensor) -> float:
-    """Returns the seconds of a call with messages like x, in a sequence of many."""
+    """Returns the mean seconds of one call with messages of x's shape and dtype, in a sequence of many."""
     y = torch.zeros_like(x)
     return seconds_of(lambda: way(y))
 

@@ -62,8 +62,8 @@ class PushSum:
         self._launch(x, 0)
 
     def try_once(self, x: Tensor) -> None:
-        """Sums once as a trial. If the other ranks' data do not arrive, it still returns, with a wrong sum; the
-        caller must check the sum."""
+        """Sums x over the ranks once as a trial, in place. If the other ranks' data do not arrive after TRIAL_POLLS
+        polls, it still returns, with a wrong sum; the caller must check the sum."""
         self._launch(x, TRIAL_POLLS)
 
     def _launch(self, x: Tensor, polls: int) -> None:

@@ -79,11 +79,12 @@ class SumNorm:
         return own.dtype == ROW_TYPE and len(own) <= self._capacity
 
     def choose(self, own: Tensor) -> None:
-        """Makes `takes()` return true for batches of this number of rows."""
+        """Makes `takes()` return true for batches with as many rows as `own` [rows, hidden] has."""
         self._chosen.add(len(own))
 
     def takes(self, own: Tensor) -> bool:
-        """Returns whether a batch should be summed in this way."""
+        """Returns whether a batch `own` [rows, hidden] should be summed and normalised by this kernel: `choose` chose
+        its number of rows, and it fits."""
         return len(own) in self._chosen and self.fits(own)
 
     def trial(self, is_trial: bool) -> None:

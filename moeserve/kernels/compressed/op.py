@@ -35,7 +35,8 @@ MANY_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class WindowKeys:
-    """A layer's keys, and where the rings lie among them."""
+    """The keys of a layer with compressed attention, and where the sequences' rings lie among them. A ring holds the
+    keys of a sequence's last tokens; the key of position p is row p % ring of it."""
 
     keys: Tensor  # [rows, 1, dim], also the values
     rings: Tensor  # int64 [2], on the device: the first row of the rings, and the first one behind them
@@ -151,8 +152,9 @@ def compressed_attention(
 
 
 def keep_keys(keys: WindowKeys, positions: Tensor, sequences: StepSequences) -> None:
-    """Copies keys of the step to their sequences' rings if these had no room for them before. Call it after
-    attention."""
+    """Copies the step's keys to the rings of their sequences, for sequences whose rings had no room for all of the
+    step's keys. Call it after attention, which still reads what the copies overwrite. positions: int32 [n], the rows'
+    positions."""
     if keys.window == 1:
         return
     dim, s = keys.keys.shape[2], sequences

@@ -34,7 +34,8 @@ def rotate_pairs(
 
 @triton.jit
 def sequence_of(sequence, first, positions, i):
-    """Returns the number of row i's sequence, and its first row and first position in this step."""
+    """Returns, as int32 scalars, the index of row i's sequence among the step's sequences, that sequence's first row,
+    and the position of that row."""
     mine = tl.load(sequence + i)
     row = tl.load(first + mine)
     return mine, row, tl.load(positions + row)
@@ -42,8 +43,9 @@ def sequence_of(sequence, first, positions, i):
 
 @triton.jit
 def key_row(slot, row, position, step_first, fits, ring_first, ring_end, RING: tl.constexpr):
-    """Returns the row of the key of a position: in the ring of the state's slot, or among the step's keys, if those
-    from position step_first on have no room there. row: of step_first in the step."""
+    """Returns the row (integer, in the shape of `position`) of a position's key: in the ring of state slot `slot`, or
+    among the step's keys behind the rings, if the position is at least step_first and the ring has no room for the
+    step's keys (fits is 0). row: the row of position step_first in the step."""
     in_step = (position >= step_first) & (fits == 0)
     return tl.where(
         in_step, ring_end + row + position - step_first, ring_first + slot * RING + position % RING
@@ -52,7 +54,8 @@ def key_row(slot, row, position, step_first, fits, ring_first, ring_end, RING: t
 
 @triton.jit
 def rotate_head(x, cos, sin, out, DIM: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl.constexpr):
-    """Stores a head of DIM numbers, to which x points, rotated."""
+    """Stores at `out` the head of DIM numbers to which x points, with its last ROTARY numbers rotated in pairs; in
+    float32, rounded to out's dtype."""
     d = tl.arange(0, SIZE)[None, :]
     turned = rotate_pairs(tl.load(x + d, d < DIM, 0.0).to(tl.float32), cos, sin, False, DIM, ROTARY, SIZE)
     tl.store(out + d, turned.to(out.dtype.element_ty), d < DIM)
@@ -111,7 +114,9 @@ def compressed_store_kernel(
 
 @triton.jit
 def load_state(state, c, live, DIM: tl.constexpr):
-    """Returns the greatest gate, the sum of weights and the weighted sum of an entry in progress, at columns c."""
+    """Returns the state of an entry in progress at the columns c, float32 in the shape of c: the greatest gate (-inf
+    without tokens), the sum of weights and the weighted sum. In memory the state is [3, DIM]; a weight of 0 means no
+    tokens."""
     weight = tl.load(state + DIM + c, live, 0.0)
     most = tl.where(weight > 0.0, tl.load(state + c, live, 0.0), float("-inf"))
     return most, weight, tl.load(state + 2 * DIM + c, live, 0.0)
@@ -129,8 +134,10 @@ def add_tokens(
     most, weight, total, kv, gate, bias, row, begin, end, block, c, live, STRIDE: tl.constexpr,
     GATE_STRIDE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Adds the tokens of positions begin .. end - 1 to an entry in progress. kv, gate, bias: pointers to the columns
-    that take part; row: of position 0, if the step had it; block: the first position of the tokens' block."""
+    """Adds the tokens of positions begin .. end - 1 to an entry in progress, and returns its (most, weight, total),
+    float32 in the shape of c: the greatest gate, the sum of weights, the weighted sum. kv, gate: pointers to the
+    columns that take part, rows STRIDE and GATE_STRIDE apart; bias: of gates, [position in the block, WIDTH]; row: the
+    row that position 0 would have in the step; block: the first position of the tokens' block."""
     for position in range(begin, end):
         at = (row + position).to(tl.int64)
         x = tl.load(kv + at * STRIDE + c, live, 0.0).to(tl.float32)
@@ -149,8 +156,10 @@ def entry_until(
     kv, gate, bias, state, row, step_first, start, end, c, live,
     STRIDE: tl.constexpr, GATE_STRIDE: tl.constexpr, DIM: tl.constexpr, RATIO: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Returns the entry in progress of the block from position `start` on, with the tokens up to position end - 1.
-    state: the sequence's before the step, whose tokens begin with row `row` and position step_first."""
+    """Returns (most, weight, total) of `add_tokens` for the entry of the block from position `start` on, with the
+    tokens up to position end - 1. An entry pools RATIO tokens; with OVERLAPS also the RATIO tokens before them. state:
+    float32, the sequence's entries in progress before the step, whose tokens begin with row `row` and position
+    step_first."""
     width: tl.constexpr = 2 * DIM if OVERLAPS else DIM
     own: tl.constexpr = DIM if OVERLAPS else 0
     before = start // RATIO - step_first // RATIO  # blocks that end in this step before it

@@ -30,7 +30,8 @@ GROUP = tl.constexpr(16)
 
 @triton.jit
 def log_decays(a, at, live, rate, bias, BOUND: tl.constexpr):
-    """Returns the logarithms of decays of the numbers `at` of a, which are 0 where not live."""
+    """Returns the natural logarithms of the decays at offsets `at` of `a`, float32 in the shape of `at`; 0 (no decay)
+    where `live` is false. rate, bias: as in `log_decay`; BOUND: that of `bounded_log_decay` if below 0."""
     x = tl.load(a + at, live, 0.0)
     found = bounded_log_decay(x, rate, bias, BOUND) if BOUND < 0 else log_decay(x, rate, bias)
     return tl.where(live, found, 0.0)

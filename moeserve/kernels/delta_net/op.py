@@ -58,7 +58,8 @@ class Gates:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTensors:
-    """The tensors of one layer in a step. n: padded number of rows."""
+    """The tensors that one layer reads and writes in a step: projections, gates, states and output, on the GPU. n:
+    padded number of rows."""
 
     qkv: Tensor  # [n, channels], rows at any stride
     mixed: Tensor  # [n, channels]: scratch for the convolution's output
@@ -163,7 +164,8 @@ def kimi_chunked_rule(
     inverse: Tensor,
     scores: Tensor,
 ) -> None:
-    """Computes `chunked_rule` for Kimi Delta Attention. scores: scratch memory of the same shape as `inverse`."""
+    """Computes `chunked_rule` for Kimi Delta Attention, which has a decay for each key dimension: writes x.out and
+    advances x.states. chunks, inverse: as in `chunked_rule`; scores: scratch of the shape and dtype of `inverse`."""
     h = heads
     precision = "tf32x3" if x.mixed.dtype is torch.float32 else "tf32"
     size, gates = next_power_of_2(h.key_dim), x.gates

@@ -13,14 +13,16 @@ from moeserve.kernels.launch import kernel
 
 @triton.jit
 def log_decay(a, rate, dt_bias):
-    """-exp(A_log) * softplus(a + dt_bias), with rate = -exp(A_log)."""
+    """Returns -exp(A_log) * softplus(a + dt_bias), the natural logarithm of the decay, in float32. rate:
+    -exp(A_log)."""
     x = a.to(tl.float32) + dt_bias
     return rate * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
 def bounded_log_decay(a, rate, dt_bias, BOUND: tl.constexpr):
-    """BOUND * sigmoid(exp(A_log) * (a + dt_bias)), with rate = -exp(A_log)."""
+    """Returns BOUND * sigmoid(exp(A_log) * (a + dt_bias)), the natural logarithm of the decay, in float32, for a layer
+    whose decays are bounded. rate = -exp(A_log); BOUND: the least logarithm, below 0."""
     return BOUND / (1.0 + tl.exp(rate * (a.to(tl.float32) + dt_bias)))
 
 
@@ -50,7 +52,8 @@ def copy_share(
     source, target, rows, share,
     SOURCE: tl.constexpr, TARGET: tl.constexpr, CHANNELS: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    """Copies the `share`th part, of SHARE channels, of `rows` rows, SOURCE and TARGET apart."""
+    """Copies channels share * SHARE .. + SHARE - 1, as far as they are below CHANNELS, of `rows` rows from `source` to
+    `target`, converted to float32. SOURCE, TARGET: distance of their rows in elements."""
     channel = share * SHARE + tl.arange(0, SHARE)
     live = channel < CHANNELS
     for row in range(rows):

@@ -25,7 +25,7 @@ class DeltaWeights(NamedTuple):
 
 
 class DeltaState(NamedTuple):
-    """The state of one sequence after some tokens; zeros before the first."""
+    """The recurrent state of one sequence in one layer, after the tokens so far; zeros before the first token."""
 
     delta: Tensor  # [value_heads, key_dim, value_dim]
     conv: Tensor  # [conv_kernel - 1, channels]: the last inputs, the oldest first

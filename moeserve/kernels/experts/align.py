@@ -17,7 +17,8 @@ from moeserve.kernels.launch import kernel
 
 @triton.jit
 def places(routes, TOP_K: tl.constexpr, STRIDE: tl.constexpr):
-    """Returns the memory offsets of routes row * TOP_K + j, for rows that are STRIDE apart."""
+    """Returns the memory offset (in elements) of each of `routes`, where route row * TOP_K + j lies at row * STRIDE +
+    j."""
     if STRIDE != TOP_K:
         routes = routes // TOP_K * STRIDE + routes % TOP_K
     return routes

@@ -22,11 +22,14 @@ Through = Callable[[Tensor], Tensor]
 def activate(
     gate: Tensor, up: Tensor, activation: Activation, limit: float | None = None, alpha: float = OAI_ALPHA
 ) -> Tensor:
-    """Returns the input of down. silu: silu(gate) * up; with a limit: min(silu(gate), limit) * clamp(up, -limit,
-    limit). clamped_silu: the same, but silu(min(gate, limit)). gelu: gelu(gate) * up, with GELU's tanh form.
-    swiglu_oai: (up + 1) * gate * sigmoid(alpha * gate), with gate at most the limit and up clamped to +-limit. situ:
-    alpha * tanh(gate / alpha) * sigmoid(gate) * u, with u = limit * tanh(up / limit), or without a limit up. limit: see
-    `limit_of`."""
+    """Returns the input of the down projection, in the shape of `gate` and `up`.
+
+    silu: silu(gate) * up; with a limit: min(silu(gate), limit) * clamp(up, -limit, limit). clamped_silu: the same, but
+    silu(min(gate, limit)). relu: relu(gate) * up. gelu: gelu(gate) * up, with GELU's tanh form. swiglu_oai: (up + 1) *
+    gate * sigmoid(alpha * gate), with gate at most the limit and up clamped to +-limit. situ: alpha * tanh(gate /
+    alpha) * sigmoid(gate) * u, with u = limit * tanh(up / limit), or up if there is no limit. limit: see `limit_of`.
+    Raises ValueError for another activation.
+    """
     if activation == "relu":
         return gate.relu() * up
     if activation == "gelu":

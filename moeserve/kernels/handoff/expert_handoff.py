@@ -38,7 +38,8 @@ class HandoffError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class CpuExperts:
-    """The experts of one layer that the CPU computes."""
+    """The experts of one layer that the CPU computes while the GPU computes the others: matrices in RAM, and the map
+    from the layer's expert ids to them. ff: intermediate width."""
 
     gate: Matrix  # [E, ff, hidden], the E experts on the CPU, or slots for them
     up: Matrix  # [E, ff, hidden]

@@ -99,7 +99,8 @@ def publish_kernel(
 
 @triton.jit
 def poll(answer, waits):
-    """Waits for the flag, which is across PCIe: it is read only if an answer is awaited."""
+    """Waits until the int32 flag at `answer` is not 0, which tells that the CPU's answer is complete. The flag is in
+    host memory and each read crosses PCIe, so it is read only if `waits` points to a number other than 0."""
     if tl.load(waits) != 0:
         seen = tl.load(answer, volatile=True)
         while seen == 0:

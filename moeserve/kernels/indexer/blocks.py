@@ -48,8 +48,9 @@ def block_scores(q: Tensor, index_keys: Tensor, position: int, rule: ChoiceRule)
 
 
 def attended_positions(scores: Tensor, position: int, rule: ChoiceRule) -> list[list[int]]:
-    """Returns the positions that the query at `position` attends to, ascending, of each choice. scores: of
-    `block_scores`."""
+    """Returns the positions that the query at `position` attends to, ascending, a list for each row of scores: the
+    positions of its rule.top chosen blocks, then those after the last scored block. scores: float32 [choices, blocks],
+    see `block_scores`."""
     tail = range(rule.scored_blocks(position) * rule.block, position + 1)
     return [
         [

@@ -17,8 +17,9 @@ from moeserve.kernels.rope.triton import section_positions
 def normed_and_rotated(
     x, partner, norm, angles, cos, sin, d, other, DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr
 ):
-    """Returns the numbers d of a head, RMS-normalised and rotated as halves. partner: its numbers `other`. angles: see
-    `row_angles`."""
+    """Returns the numbers d of a head of DIM numbers in float32, divided by their root mean square, times `norm`, and
+    with the first ROTARY rotated as halves. partner: the head's numbers `other`, each of which rotates with number d;
+    angles: see `row_angles`."""
     live = d < DIM
     shrink = tl.rsqrt(tl.sum(x * x, 0) / DIM + EPS)
     value = x * shrink * tl.load(norm + d, live, 0.0)

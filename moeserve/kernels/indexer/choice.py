@@ -32,15 +32,16 @@ def load_keys(scores, j, end, BITS: tl.constexpr):
 
 @triton.jit
 def halve(low, high, middle, reached, fewest, most):
-    """Returns the half of an interval of thresholds in which to search on, if `reached` keys reach its middle; only the
-    middle if `reached` is between `fewest` and `most`."""
+    """Returns the bounds (low, high) of the half of the interval low .. high of thresholds in which to search on, if
+    `reached` keys are at least `middle`; (middle, middle) if `reached` is between `fewest` and `most`."""
     new_high = tl.where(reached < fewest, middle - 1, tl.where(reached <= most, middle, high))
     return tl.where(reached < fewest, low, middle), new_high
 
 
 @triton.jit
 def threshold(key, low, fewest, most):
-    """Returns a number, at least `low`, that `fewest` to `most` of the keys reach. At least `fewest` reach `low`."""
+    """Returns a threshold int64, at least `low`, such that between `fewest` and `most` of the keys are at least as
+    large. key: int64, all different; at least `fewest` of them must be at least `low`."""
     high = tl.max(key, 0)
     while low < high:
         middle = high - (high - low) // 2
@@ -50,7 +51,8 @@ def threshold(key, low, fewest, most):
 
 @triton.jit
 def threshold_of_row(scores, end, top, BITS: tl.constexpr, CHUNK: tl.constexpr):
-    """Returns a number that `top` of the keys of a row's `end` scores reach, with a pass over them per step."""
+    """Returns the int64 threshold that exactly `top` keys of a row's `end` scores (float32) reach. Reads all scores
+    once for each halving of the interval, 32 + BITS times at most."""
     low, high = tl.full([], 0, tl.int64), tl.full([], (1 << (32 + BITS)) - 1, tl.int64)
     while low < high:
         middle = high - (high - low) // 2
@@ -61,7 +63,8 @@ def threshold_of_row(scores, end, top, BITS: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def count_keys(scores, first, end, low, BITS: tl.constexpr, CHUNK: tl.constexpr):
-    """Returns how many keys of the scores from `first` to `end` reach `low`."""
+    """Returns how many keys (see `load_keys`) of the scores `first` .. end - 1 are at least `low`, as int32. scores:
+    float32."""
     reached = tl.zeros([CHUNK], tl.int32)
     for at in range(first, end, CHUNK):
         reached += (load_keys(scores, at + tl.arange(0, CHUNK), end, BITS) >= low).to(tl.int32)
@@ -70,8 +73,8 @@ def count_keys(scores, first, end, low, BITS: tl.constexpr, CHUNK: tl.constexpr)
 
 @triton.jit
 def bound_of_sample(scores, end, TOP: tl.constexpr, SAMPLE: tl.constexpr, BITS: tl.constexpr):
-    """Returns a bound that somewhat more than TOP of a row's keys reach, unless the sample happens to differ much from
-    the row.
+    """Returns a key, int64, that somewhat more than TOP of a row's `end` keys reach, unless the sample happens to
+    differ much from the row.
 
     The sample has one score of each of SAMPLE equal stretches, at a place in it that differs from stretch to stretch,
     as scores may repeat with the text. TOP keys have r in the sample on average, with a deviation of sqrt(r) at most.
@@ -87,7 +90,8 @@ def bound_of_sample(scores, end, TOP: tl.constexpr, SAMPLE: tl.constexpr, BITS: 
 
 @triton.jit
 def store_blocks(out, place, block, held, position, live, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Stores blocks at their places; SLOTS: the KV slots of their keys up to `position`."""
+    """Stores the int32 numbers `block` at out[place] where `live`. If SLOTS, stores instead the KV slots (from `held`)
+    of each block's BLOCK keys, as far as they are at most at `position`, at out[place * BLOCK ..]."""
     if SLOTS:
         for at in range(BLOCK):
             key = block * BLOCK + at
@@ -101,8 +105,8 @@ def store_blocks(out, place, block, held, position, live, SLOTS: tl.constexpr, B
 def store_from(
     key, bound, written, out, held, position, SLOTS: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr
 ):
-    """Stores the blocks of all keys that are at least `bound`, after the first `written` entries of `out`. Returns
-    their number."""
+    """Stores the blocks of all keys (int64) that are at least `bound`, after the first `written` entries of `out`.
+    Returns the number of entries written so far, as int32. Other arguments as in `store_blocks`."""
     kept = key >= bound
     place = written + tl.cumsum(kept.to(tl.int32), 0) - 1
     store_blocks(out, place, (~key & ((1 << BITS) - 1)).to(tl.int32), held, position, kept, SLOTS, BLOCK)
@@ -121,7 +125,8 @@ def store_highest(
     BLOCK: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Stores the blocks of the TOP highest keys. As many reach `low`."""
+    """Stores the blocks of the TOP highest of the keys (int64) at the beginning of `out`. low: a key that at least TOP
+    of them reach. Other arguments as in `store_blocks`."""
     bound = threshold(key, tl.full([], 0, tl.int64) + low, TOP, TOP)
     store_from(key, bound, 0, out, held, position, SLOTS, BLOCK, BITS)
 
@@ -133,21 +138,25 @@ def load_candidates(room, found, SIZE: tl.constexpr):
 
 @triton.jit
 def blocks_of_row(position, BLOCK: tl.constexpr, LOCAL: tl.constexpr):
-    """Returns how many blocks a row scores, and how many there are, by the `ChoiceRule`."""
+    """Returns, as int32, how many blocks of BLOCK keys the row at `position` scores, and how many there are up to it.
+    LOCAL: number of last blocks that every row attends to without a score; 0: only whole blocks are scored. See
+    `ChoiceRule`."""
     blocks = position // BLOCK + 1
     return tl.maximum(blocks - LOCAL, 0) if LOCAL > 0 else (position + 1) // BLOCK, blocks
 
 
 @triton.jit
 def part_of_row(scored, part, PARTS: tl.constexpr, CHUNK: tl.constexpr):
-    """Returns the first of a part's scores, and the end. All parts but the last one have whole chunks."""
+    """Returns the index of the first of the scores of part `part`, and the index after its last one, for a row of
+    `scored` scores that PARTS programs share. All parts but the last one have whole chunks of CHUNK scores."""
     size = tl.cdiv(tl.cdiv(scored, CHUNK), PARTS) * CHUNK
     return part * size, tl.minimum(scored, (part + 1) * size)
 
 
 @triton.jit
 def load_counts(room, scored, part, PARTS: tl.constexpr, CANDIDATES: tl.constexpr, CHUNK: tl.constexpr):
-    """Returns the least candidate of a row, and the number of candidates before a part and in all of them."""
+    """Returns the bound that a row's candidates reach (int64), and the number of candidates (int32) before part `part`
+    and in all parts. room: int64, the row's CANDIDATES candidates, PARTS counts and the bound."""
     q = tl.arange(0, PARTS)
     first, _ = part_of_row(scored, q, PARTS, CHUNK)
     counts = tl.load(room + CANDIDATES + q, first < scored, 0).to(tl.int32)

@@ -140,8 +140,8 @@ def pool_store(
 
 def rows_together(scores: Tensor, rows: int, of_row: int) -> int:
     """Returns how many of `rows` rows can be scored together: all, or a multiple of SHARING_ROWS, because a program
-    writes the scores of as many. scores: flat buffer; of_row: numbers of a row's choices. Raises ValueError without
-    room for SHARING_ROWS rows."""
+    writes the scores of that number of rows. scores: flat buffer; of_row: elements of it that one row takes. Raises
+    ValueError without room for SHARING_ROWS rows."""
     fitting = len(scores) // of_row
     if fitting >= rows:
         return rows

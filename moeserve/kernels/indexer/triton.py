@@ -13,8 +13,9 @@ from moeserve.kernels.launch import kernel
 
 @triton.jit
 def rotate(value, partner, angles, cos, sin, d, ROTARY: tl.constexpr):
-    """Returns the numbers d of a head after RoPE, from the two numbers that `own_and_partner` names. angles: the
-    position times ROTARY / 2."""
+    """Returns the numbers d of a head after RoPE, from the two numbers `value` and `partner` whose places
+    `own_and_partner` names; numbers from ROTARY on are unchanged. cos, sin: float32 tables; angles: offset of the
+    position's row in them, the position times ROTARY / 2."""
     half: tl.constexpr = ROTARY // 2
     turns = d < ROTARY
     c, s = tl.load(cos + angles + d % half, turns, 1.0), tl.load(sin + angles + d % half, turns, 0.0)
@@ -23,9 +24,9 @@ def rotate(value, partner, angles, cos, sin, d, ROTARY: tl.constexpr):
 
 @triton.jit
 def own_and_partner(d, ROTARY: tl.constexpr, IN_PAIRS: tl.constexpr):
-    """Returns two indices for number d of a rotated head: the number of the head that RoPE puts there, and
-    the one that rotates with it. If the head rotates pairs of neighbours (IN_PAIRS), the result has them in
-    split halves."""
+    """Returns two indices in the shape of d: which number of the head RoPE puts at place d, and which number rotates
+    with it. IN_PAIRS: RoPE rotates neighbours 2 i and 2 i + 1; the rotated head still has them in split halves.
+    Otherwise number d rotates with number d + ROTARY / 2."""
     half: tl.constexpr = ROTARY // 2
     if IN_PAIRS:
         own = tl.where(d < ROTARY, 2 * (d % half) + d // half, d)
@@ -116,7 +117,8 @@ def weighted_scores(
 
 @triton.jit
 def request_of_rows(req_slots, first, rows, live):
-    """Returns the request slot of row `first`, and whether all live rows have it."""
+    """Returns the request slot (int32) of row `first`, and whether all `rows` that are `live` belong to the same
+    request."""
     one = tl.load(req_slots + first)
     requests = tl.load(req_slots + rows, live, one)
     return one, (tl.min(requests, 0) == one) & (tl.max(requests, 0) == one)

@@ -186,8 +186,9 @@ def decode_latent(
 def prefill_latent(
     q: Tensor, rotated: Tensor, keys: Tensor, table: Tensor, tiles: Tensor, out: Tensor
 ) -> None:
-    """Launches causal attention of chunks to everything before them. tiles: attention.op.prefill_tiles, for as many
-    heads, one KV head and a width of rank + rotary, on the device; other arguments as for `decode_latent`."""
+    """Launches causal latent attention of prompt chunks to all tokens up to each row. tiles: int32, on the GPU, from
+    attention.op.prefill_tiles for the same number of heads, one KV head and a width of rank + rotary. Other arguments
+    as for `decode_latent`."""
     _attend_whole(q, rotated, keys, table, tiles, None, None, None, out)
 
 

@@ -83,8 +83,8 @@ def spread(values, KB: tl.constexpr):
 
 @triton.jit
 def next_parts(low, high, at, live, f: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr):
-    """Returns the bytes of the parts that contain field f: the present ones, or the next ones, loaded. at: pointers
-    to part 0's bytes."""
+    """Returns the words (low, high) that contain field f of the codes: those given if they still do, else newly loaded
+    ones. at: pointers to the bytes of part 0."""
     STRIDE: tl.constexpr = (COLS + 127) // 128 * 16
     if f * F.low_bits % 8 == 0:
         low = tl.load(at + (f * F.low_bits // 8) * STRIDE, live, 0)
@@ -272,8 +272,8 @@ def multiply(
 
 @triton.jit
 def route_pointers(x, block_routes, count, routes, COLS: tl.constexpr, TOP_K: tl.constexpr):
-    """Returns the routes (dense: tokens) of a block, a mask of the routes that exist, and pointers to their rows of
-    x."""
+    """Returns a block's routes (int32; for a dense matrix its tokens), a mask of those that exist, and pointers to
+    their rows of x [tokens, COLS]."""
     if block_routes is not None:
         routes = tl.load(block_routes + routes)
         live = routes >= 0
@@ -304,7 +304,8 @@ def add_gate_bias(y, bias, expert, routes, live, row, ROWS: tl.constexpr, BY_ROU
 
 @triton.jit
 def part_rows(routes, TOP_K: tl.constexpr, PARTS: tl.constexpr):
-    """Returns the routes' rows of out, which has PARTS rows per token, the first TOP_K for its routes."""
+    """Returns the rows (int32) of `out` for the routes: `out` has PARTS rows per token, the first TOP_K for its
+    routes."""
     if PARTS != TOP_K:
         routes += routes // TOP_K * (PARTS - TOP_K)
     return routes

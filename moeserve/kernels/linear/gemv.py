@@ -27,8 +27,8 @@ def multiply_wide(
     ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BR: tl.constexpr,
     NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Like `multiply_quantised`, for several tokens and more columns than a pass takes. Tokens from `end` on repeat
-    the last one, and are not stored."""
+    """Computes the same as `multiply_quantised`, for up to T tokens and more than BK columns, BK at a time. Tokens from
+    `end` on repeat the last one, and are not stored."""
     KB: tl.constexpr = BK // 128
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     u = k_block_indices(KB, BR)
@@ -117,8 +117,9 @@ def multiply_rows(
     ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BR: tl.constexpr,
     NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies rows first_row .. + BR * NB - 1 of the matrix with rows `first` .. end - 1 of the activations, at
-    most T."""
+    """Multiplies rows first_row .. first_row + BR * NB - 1 of the matrix [ROWS, COLS] by tokens `first` .. end - 1 (at
+    most T) of the activations, and stores the products in `out`, rows STRIDE apart. F: the weights' block format; None:
+    floats, which read `x`, while the others read `x_codes` and `x_scales`."""
     if F is None:
         multiply_floats(x, codes, bias, out, first_row, first, end, ROWS, COLS, STRIDE, BR * NB, BK, PDL)
     elif T > 1 and COLS > BK:

@@ -18,7 +18,8 @@ from moeserve.kernels.linear.integer_layouts import power_of_two, row_copies, to
 
 @gluon.jit
 def count_blocks(block_expert, BLOCKS: gl.constexpr):
-    """Returns how many of BLOCKS blocks have an expert; these come first."""
+    """Returns, as int32, how many of the BLOCKS blocks of routes have an expert; these come first. block_expert: int32
+    [BLOCKS], negative: none."""
     SIZE: gl.constexpr = power_of_two(BLOCKS, 128)
     layout: gl.constexpr = gl.BlockedLayout([SIZE // 128], [32], [4], [0])
     i = gl.arange(0, SIZE, layout=layout)
@@ -68,7 +69,8 @@ def token_pointers(x, routes, ROW: gl.constexpr, TOP_K: gl.constexpr, layout: gl
 
 @gluon.jit
 def copy_words(smem, at, first, END: gl.constexpr):
-    """Starts the copy of words `first` on of 64 rows; from END on they become zero. at: pointers to the rows' first."""
+    """Starts an asynchronous copy to `smem` of int32 words `first` .. of 64 rows; words from END on become zero. at:
+    pointers [64, words per copy] to each row's first words."""
     COUNT: gl.constexpr = at.shape[1]
     if END % COUNT == 0:
         async_copy.async_copy_global_to_shared(smem, at + first)
@@ -84,8 +86,9 @@ def copy_ahead(
     ROWS: gl.constexpr, COLS: gl.constexpr, OF_TOKEN: gl.constexpr, SPLIT: gl.constexpr, TOKENS: gl.constexpr,
     BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Copies each piece's super-blocks, BLOCKS of them a stage, as stages become free. The other arguments as in
-    `integer_gemm_kernel`. A stage's barrier `full` counts every thread, plus one for TMA's bytes."""
+    """Runs the copying warpgroup: copies each piece's super-blocks (256 columns of weights, scales and activations) to
+    shared memory, BLOCKS of them a stage, as stages become free. A stage's barrier `full` counts every thread, plus one
+    for TMA's bytes. Other arguments as in `integer_gemm_kernel`."""
     OWN: gl.constexpr = 64 if up_codes is None else 32
     TILES: gl.constexpr = (ROWS + OWN * GROUPS - 1) // (OWN * GROUPS)
     SUPERS: gl.constexpr = COLS // 256

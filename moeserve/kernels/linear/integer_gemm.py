@@ -67,8 +67,9 @@ def add_stage(
     G: gl.constexpr, IS_GATED: gl.constexpr, BLOCKS: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Waits for the copies of the n-th stage from the beginning, adds the products of its first COUNT super-blocks and
-    frees it. While the tensor cores multiply one, the next one's weights are prepared."""
+    """Returns acc (float32 [64 rows, TOKENS]) plus the products of the first COUNT super-blocks of the n-th stage.
+    Waits for the stage's copies before, and frees it after. While the tensor cores multiply one super-block, the next
+    one's weights are prepared."""
     TOKENS: gl.constexpr = acc.shape[1]
     stage = n % STAGES
     at, own = stage * BLOCKS, stage * GROUPS + G
@@ -122,8 +123,9 @@ def store_parts(acc, routes, out, first, ROWS: gl.constexpr, TOP_K: gl.constexpr
 
 @gluon.jit
 def sum_pieces(acc, partials, counters, piece, SPLIT: gl.constexpr):
-    """Leaves acc in partials. Returns whether the other pieces of this result have done so, and the sum, which does
-    not depend on their order."""
+    """Stores acc, float32 [rows, tokens], in `partials`, where SPLIT programs each leave their part of a result.
+    Returns whether the other parts were there already, and in this case their sum, which does not depend on the
+    programs' order. counters: int32 [results], 0 before and after."""
     rows: gl.constexpr = acc.shape[0]
     tokens: gl.constexpr = acc.shape[1]
     row = gl.arange(0, rows, layout=gl.SliceLayout(1, acc.type.layout))
@@ -151,7 +153,9 @@ def multiply(
     PARTS: gl.constexpr, SPLIT: gl.constexpr, TOKENS: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Multiplying warpgroup G of GROUPS: computes its rows of each piece."""
+    """Runs multiplying warpgroup G of GROUPS: for each piece, computes its 64 rows of weights (with a gate: 32 of gate
+    and of up) by TOKENS tokens, and stores the products in `out`. A piece is a tile of a result, or one of SPLIT column
+    ranges of it."""
     OWN: gl.constexpr = 32 if IS_GATED else 64
     TILES: gl.constexpr = (ROWS + OWN * GROUPS - 1) // (OWN * GROUPS)
     OF_PIECE: gl.constexpr = COLS // 256 // SPLIT

@@ -21,7 +21,8 @@ from moeserve.kernels.launch import kernel
 
 @triton.jit
 def columns_at(place):
-    """Returns the columns of a row at the given places."""
+    """Returns the column of a row that the integer products read at each of the given places (int32), by the order in
+    the head of this file."""
     p = place % 128
     w, h, i, t, j = p // 32, p // 16 % 2, p // 8 % 2, p // 2 % 4, p % 2
     return place - p + (t * 2 + h) * 16 + w * 4 + j * 2 + i
@@ -29,7 +30,7 @@ def columns_at(place):
 
 @triton.jit
 def power_of_two_below(largest):
-    """Returns 2^n <= largest < 2^(n + 1), with n from -100 to 100."""
+    """Returns float32 2^n with 2^n <= largest < 2^(n + 1), n limited to -100 .. 100. largest: float32, not negative."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     exponent = tl.minimum(tl.maximum(exponent, 27), 227)
     return (exponent << 23).to(tl.float32, bitcast=True)

@@ -48,7 +48,9 @@ class IntegerTile:
 
 @dataclass(frozen=True, slots=True)
 class IntegerRows:
-    """Rows of activations as the products take them."""
+    """Activations for `integer_gemm_kernel`: columns in the order of its products, each row divided by its factor, so
+    that float16 holds it. sums: for each super-block of 256 columns the sums of its 8 groups, then the rounding errors
+    of these."""
 
     x: Tensor  # float16 [n, cols]
     sums: Tensor  # float16 [n, cols / 16]
@@ -88,7 +90,8 @@ def launch(
     partials: Tensor | None = None,
     counters: Tensor | None = None,
 ) -> None:
-    """Launches `integer_gemm_kernel`, whose arguments these are. partials and counters: where split > 1."""
+    """Launches `integer_gemm_kernel` (its arguments): products of x with the matrices `first`, or with `first` and
+    `second` joined by the activation. partials (float32) and counters (int32, zeros): needed where split > 1."""
     # Gluon's modules are imported where its kernels run.
     from moeserve.kernels.linear.code_boxes import code_boxes
     from moeserve.kernels.linear.integer_gemm import integer_gemm

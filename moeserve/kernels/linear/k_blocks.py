@@ -29,7 +29,7 @@ INCLUDED = tl.constexpr(int(Signs.INCLUDED))
 
 @triton.jit
 def dp4a(a, b, c):
-    """Returns c plus the dot product of two words of four signed bytes."""
+    """Returns c plus the dot product of a's and b's four signed bytes, elementwise. a, b, c: int32."""
     if COMPILED:
         out = tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], tl.int32, True, 1
@@ -97,7 +97,8 @@ def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.c
 
 @triton.jit
 def field_codes(parts, f: tl.constexpr, F: tl.constexpr):
-    """Returns the words of the codes of field f."""
+    """Returns the codes of field f, four to an int32 word, merged from the parts (words of low and of high bits) that
+    hold them. F: the block format."""
     low = parts[f * F.low_bits // 8]
     high = low
     if F.high_bits > 0:
@@ -150,8 +151,9 @@ def load_columns(x_codes, x_scales, at, live, F: tl.constexpr):
 
 @triton.jit
 def mirrored_dot(words, x0, x1, F: tl.constexpr):
-    """Returns, for each word, the dot products of its codes' levels plus OFFSET with the activations: x0 for the
-    field in the lower nibbles, x1 for the one in the upper."""
+    """Returns, int32 for each word of eight codes, the dot product of (OFFSET + level of each code) with the
+    activations. x0, x1: words of four signed bytes, for the field in the lower nibbles and the one in the upper. F: the
+    block format, whose table of levels is mirrored."""
     others = words ^ -0x77777778  # 0x88888888
     dot = dp4a(shifted_levels(words, others, F), in_turn(x0, x1, 0), tl.zeros_like(words))
     return dp4a(shifted_levels(words >> 16, others >> 16, F), in_turn(x0, x1, 2), dot)
@@ -159,7 +161,9 @@ def mirrored_dot(words, x0, x1, F: tl.constexpr):
 
 @triton.jit
 def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexpr):
-    """Multiplies group H of loaded K blocks of a codebook type with the first and second words of its eights."""
+    """Returns the products, float32, of group H of loaded K blocks of a codebook type with the activations' words x0
+    and x1, the first and second four columns of each eight. parts, words: the blocks' code and scale words; table: the
+    codebook."""
     j = tl.arange(0, 4)[None, None, None, :]
     PARTS: tl.constexpr = F.parts
     HIGH: tl.constexpr = H // 2 if F.high_words == 2 else 0
@@ -205,7 +209,8 @@ def multiply_columns(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def multiply_fields(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
-    """Like `multiply_columns`, for a type whose codes are in fields."""
+    """Returns the same as `multiply_columns` (float32 products of group H with the activations), for a type that stores
+    its codes in fields of bits, not as indices of a codebook."""
     x0, x1, sum0, sum1, xs = columns
     parts, words, d = k_blocks
     s0, m0 = group_scale(words, d, H * 32 // F.scale_group, F)

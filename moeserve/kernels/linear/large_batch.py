@@ -76,7 +76,8 @@ class UnpackScratch:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsInScratch:
-    """Says which experts' matrices are in the scratch, and how routes map to rows."""
+    """Says which experts' matrices are in the scratch as 16-bit floats, and which rows of activations and results
+    belong to them."""
 
     group: Tensor  # int32 [2]: first expert, and the one after the last
     routing: RouteBlocks

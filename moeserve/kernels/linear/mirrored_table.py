@@ -54,7 +54,7 @@ def in_turn_assembly(first):
 
 @triton.jit
 def in_turn(a, b, FIRST: tl.constexpr):
-    """Returns bytes FIRST and FIRST + 1 of a and of b, alternating."""
+    """Returns an int32 word of bytes a[FIRST], b[FIRST], a[FIRST + 1], b[FIRST + 1], lowest first, elementwise."""
     if COMPILED:
         out = tl.inline_asm_elementwise(in_turn_assembly(FIRST), "=r,r,r", [a, b], tl.int32, True, 1)
     else:
@@ -65,8 +65,9 @@ def in_turn(a, b, FIRST: tl.constexpr):
 
 @triton.jit
 def look_up_half(codes, F: tl.constexpr, SIGN: tl.constexpr):
-    """Looks up the four lowest nibbles of each of `codes` in the lower half of F's table. Returns a byte for each:
-    OFFSET + SIGN * level (SIGN: 1 or -1), or 0 for a nibble above 7, which belongs to the upper half."""
+    """Looks up the four lowest nibbles of each int32 of `codes` in the lower half of F's table. Returns an int32 word
+    with a byte for each: OFFSET + SIGN * level (SIGN: 1 or -1), or 0 for a nibble above 7, which belongs to the upper
+    half."""
     if COMPILED:
         out = tl.inline_asm_elementwise(lookup_assembly(F, SIGN), "=r,r", [codes], tl.int32, True, 1)
     else:
@@ -82,5 +83,6 @@ def look_up_half(codes, F: tl.constexpr, SIGN: tl.constexpr):
 
 @triton.jit
 def shifted_levels(codes, others, F: tl.constexpr):
-    """Returns OFFSET + level for the four lowest nibbles. others: the codes with their fourth bits flipped."""
+    """Returns an int32 word with a byte OFFSET + level for each of the four lowest nibbles of `codes`. others: the
+    codes with their fourth bits flipped."""
     return look_up_half(codes, F, 1) | look_up_half(others, F, -1)

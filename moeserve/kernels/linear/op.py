@@ -183,7 +183,8 @@ def linear(
 def floats_and_integers(
     weight: Weight, other: Weight | None, x: Tensor | None, codes: Tensor | None, scales: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Returns the forms of the activations that the weights read. Raises ValueError if one is missing."""
+    """Returns the activations in the forms that the weights read, as (floats, int32 view of the integer codes, their
+    scales); None for a form that neither reads. Raises ValueError if a form is missing."""
     both = (weight,) if other is None else (weight, other)
     floats, integers = any(w.format is None for w in both), any(w.format is not None for w in both)
     if (floats and x is None) or (integers and codes is None):
@@ -205,7 +206,8 @@ def run_gemv(
     blocks: int,
     bias: Tensor | None = None,
 ) -> None:
-    """Launches gemv.gemv_kernel with `blocks` blocks of tile.tokens rows."""
+    """Launches gemv.gemv_kernel: products of `blocks` blocks of tile.tokens rows with a matrix, or with two that have
+    the same columns. count: int32 [1], rows that exist; the others are not computed."""
     floats, words, word_scales = floats_and_integers(weight, second, x, codes, scales)
     bn = tile.br * tile.nb
     gemv_kernel(
@@ -331,7 +333,8 @@ def run_gated_gemm(
     tile: GemmTile,
     options: Gated = SILU,
 ) -> None:
-    """Launches gated_gemm_kernel or gated_sliced_k_gemm_kernel with tile.bm routes per block."""
+    """Launches gated_gemm_kernel or gated_sliced_k_gemm_kernel: for each route, the activation of its expert's gate and
+    up products. tile.bm: routes per block; x: [tokens, hidden]; out: [routes, ff]."""
     t = _fitting(tile, gate, up)
     run = gated_sliced_k_gemm_kernel if t.sliced_k else gated_gemm_kernel
     more = (max(1, t.warps // t.k_blocks), t.stages) if t.sliced_k else ()

@@ -14,7 +14,8 @@ from moeserve.quantization.codebook import Codebook
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix in planes, as kernel arguments."""
+    """A matrix, or the matrices of several experts, as the arguments that a kernel takes: codes and scales as planes,
+    or floats. format: layout of its blocks; None: floats. rows, cols: of one matrix."""
 
     codes: Tensor  # int32 view; or floats
     scales: Tensor
@@ -25,8 +26,8 @@ class Weight:
 
 
 def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
-    """Returns the kernel arguments. planes: codes, scales, supers of `Planes`. Raises ValueError for an expert (or
-    matrix) of 2 GiB or more. kind: ggml's number of the weights' type."""
+    """Returns the kernel arguments of a matrix. planes: codes, scales, supers of `Planes`, each [experts, rows, ...];
+    kind: ggml's number of the weights' type. Raises ValueError for an expert (or matrix) of 2 GiB or more."""
     codes, scales, supers = planes
     rows = codes.shape[1]
     form = QUANT_TYPES[kind].planes_form
@@ -37,7 +38,8 @@ def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
 
 @dataclass(frozen=True, slots=True)
 class RouteBlocks:
-    """The assignment of activation rows to experts: blocks of routes, as experts/align.py makes them."""
+    """The routes (pairs of a token and one of its experts) sorted by expert and divided into blocks of one expert each,
+    as experts/align.py makes them. Entries that are no route are negative."""
 
     expert: Tensor  # int32 [blocks]
     routes: Tensor  # int32 [blocks, block]
@@ -45,7 +47,8 @@ class RouteBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """The activation that joins the products of gate and up; see `activate` in experts/reference.py."""
+    """The activation function that joins the products of gate and up, with its parameters; see `activate` in
+    experts/reference.py."""
 
     activation: Activation = "silu"
     gate_bias: Tensor | None = None  # float32 [experts, ff]

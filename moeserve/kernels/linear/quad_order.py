@@ -21,7 +21,8 @@ from moeserve.kernels.launch import kernel
 
 @triton.jit
 def quad_columns(place, KB: tl.constexpr):
-    """Returns the columns of a row at the given places."""
+    """Returns the column (int32) of a row that the products read at each of the given places. KB: K blocks of 128
+    columns that are read together."""
     FIELD: tl.constexpr = 16 * KB
     p, field = place % FIELD, place // FIELD % 8
     byte = p % 8 // 2 * (4 * KB) + p // 16 * 4 + p % 16 // 8 * 2 + p % 2

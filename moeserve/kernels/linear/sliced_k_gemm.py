@@ -135,7 +135,7 @@ def minus_offsets(bias_rows, a0, a1, like):
 
 @triton.jit
 def add_group(acc, w0, w1, a0, a1, bias_rows, s, m, F: tl.constexpr):
-    """Returns acc + s * codes . x - m * sum x for a group: one field if w1 is None, else two."""
+    """Returns acc + s * codes . x - m * sum x, float32, for a group: of one field if w1 is None, else of two."""
     if F.is_signed:
         part = tl.zeros_like(acc)
     else:

@@ -28,8 +28,9 @@ _FLOATS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 
 @dataclass(frozen=True, slots=True)
 class AdapterTable:
-    """The adapters' matrices for the products of one launch, for all adapter slots: `parts` consecutive products,
-    each of `experts` matrices with `cols` columns."""
+    """The adapters' matrices for the products of one launch, for all adapter slots: `parts` consecutive products, each
+    of `experts` matrices with `cols` columns. entries hold addresses of A and B and their rank; 0: the adapter has
+    none."""
 
     entries: Tensor  # int64 [slots, parts * experts, 4], a view of all products'; see triton.py
     parts: int
@@ -49,7 +50,7 @@ class AdapterTable:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """The items of a step: its rows, or their routes to experts."""
+    """What a LoRA launch multiplies: a step's rows, or their routes to experts, each with the adapter that it uses."""
 
     slots: Tensor  # int32 [n]: each row's adapter, -1 for none
     count: Tensor  # int32 [1]: rows that exist
@@ -67,7 +68,8 @@ class Items:
         return block, -(-items // block)
 
     def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
-        """Returns the kernels' arguments (ids, block_expert, block_routes, count)."""
+        """Returns the kernels' tensor arguments (ids, block_expert, block_routes, count); None for those that do not
+        apply."""
         if self.blocks is not None:
             return None, self.blocks.expert, self.blocks.routes, self.count
         return self.ids, None, None, self.count

@@ -23,7 +23,8 @@ def row_matrix(
     table, slots, count, row, part, COLUMN: tl.constexpr, PARTS: tl.constexpr, SLOT_STRIDE: tl.constexpr,
     FLOAT: tl.constexpr,
 ):  # fmt: skip
-    """Returns the matrix of a row's product, A (COLUMN 0) or B (1), and its rank; 0 if nothing is added."""
+    """Returns a pointer to the matrix of a row's product, A (COLUMN 0) or B (1), and its rank as int32; rank 0 if the
+    row has no adapter or does not exist."""
     slot = tl.where(row < tl.load(count), tl.load(slots + row), -1)
     entry = table_entry(table, tl.maximum(slot, 0), part, 0, PARTS, 1, SLOT_STRIDE)
     matrix, rank = matrix_and_rank(entry, COLUMN, FLOAT)

@@ -48,7 +48,7 @@ def block_items(
 
 @triton.jit
 def next_slot(slot, s):
-    """Returns the highest number in `slot` that is below s; -1 if none is."""
+    """Returns the highest adapter slot (int32) in `slot` that is below s; -1 if there is none."""
     return tl.max(tl.where(slot < s, slot, -1), 0)
 
 
@@ -61,8 +61,9 @@ def table_entry(
 
 @triton.jit
 def matrix_and_rank(entry, COLUMN: tl.constexpr, FLOAT: tl.constexpr):
-    """Returns the pointer to A (COLUMN 0) or B (1) of a table entry, and the rank. `multiple_of` must be on the typed
-    pointer, not on the integer address: else the compiler does not vectorize the loads of the matrix."""
+    """Returns the pointer to A (COLUMN 0) or B (1) of a table entry (int64 [4]), and the rank as int32. FLOAT: the
+    matrix's dtype. `multiple_of` must be on the typed pointer, not on the integer address: else the compiler does not
+    vectorize the loads of the matrix."""
     matrix = tl.multiple_of(tl.load(entry + COLUMN).to(tl.pointer_type(FLOAT)), 16)
     return matrix, tl.multiple_of(tl.load(entry + 2).to(tl.int32), 16)
 
@@ -167,7 +168,8 @@ def expand_part(
     TOP_K: tl.constexpr, OUT_TOP_K: tl.constexpr, RANK: tl.constexpr, ADDS: tl.constexpr, FLOAT: tl.constexpr,
     BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Computes a tile of one part: see expand_kernel."""
+    """Computes BN columns, from tile * BN on, of one part's products with B for a block of items, plus the bias, and
+    stores them in `out` or (ADDS) adds them to it: see expand_kernel."""
     c = tile * BN + tl.arange(0, BN)
     there = c < ROWS
     y = expand_block(

@@ -22,7 +22,8 @@ WIDE_GROUP = 2048  # columns of a norm's group from which on a program uses eigh
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Tensors:
-    """The tensors of one layer in a step. n: padded number of rows."""
+    """The tensors that one Mamba-2 layer reads and writes in a step: projected rows, weights, states and output, on the
+    GPU. n: padded number of rows."""
 
     rows: Tensor  # [n, channels + num_heads], rows at any stride: x, B, C and dt
     mixed: Tensor  # [n, channels]: scratch for the convolution's output
@@ -55,8 +56,9 @@ def convolve(
 
 
 def scan(x: Mamba2Tensors, heads: Mamba2Heads, sequences: StepSequences, *, by_chunks: bool) -> None:
-    """Computes the recurrence for the sequences' rows: writes `out` and advances the states. by_chunks: in chunks,
-    which is faster for sequences with many rows; False: token by token."""
+    """Computes the recurrence (Mamba-2, https://arxiv.org/abs/2405.21060) for the sequences' rows: writes x.out [n,
+    value_width] and advances x.states (float32). by_chunks: True: in chunks of tokens, which is faster for sequences
+    with many rows; False: token by token."""
     h = heads
     programs = h.num_heads * (h.head_dim // COLUMNS)
     scan_kernel(

@@ -26,7 +26,7 @@ class Mamba2Weights(NamedTuple):
 
 
 class Mamba2State(NamedTuple):
-    """The state of one sequence after some tokens; zeros before the first."""
+    """The recurrent state of one sequence in one layer, after the tokens so far; zeros before the first token."""
 
     heads: Tensor  # [num_heads, state_dim, head_dim]
     conv: Tensor  # [conv_kernel - 1, channels]: the last inputs, the oldest first

@@ -30,7 +30,8 @@ PARTS: Final = 64  # programs of a row of logits
 
 @dataclass(frozen=True, slots=True)
 class KeptStates:
-    """The kept states by request slot: the model's hidden state before the position of the block's next row."""
+    """For each request slot, the model's hidden state at the position before the next row of the block that drafts, and
+    that next row's position. A later step reads it if its first row is at this position."""
 
     states: Tensor  # float32 [request slots, hidden]
     position: Tensor  # int32 [request slots]; -1: none
@@ -165,7 +166,7 @@ class ChainRows:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPanels:
-    """The part of the vocabulary that is scored for a draft."""
+    """The part of the vocabulary whose logits a draft needs: panels of PANEL_ROWS consecutive token ids."""
 
     panels: Tensor  # int32 [most], ascending: panels of PANEL_ROWS tokens
     count: Tensor  # int32 [1]: valid panels
@@ -210,7 +211,7 @@ def place_drafts(ids: Tensor, count: Tensor, rows: ChainRows, least: Tensor) -> 
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A step whose tokens are sampled, perhaps unknown to the host."""
+    """A step whose rows' tokens were sampled on the GPU, which the host may not have read yet."""
 
     tokens: Tensor  # int32 [any]: the sampled ones
     token_ids: Tensor  # int32 [n]: of its rows, the drafts among them

@@ -20,8 +20,9 @@ def joined_rows(x: Tensor, states: Tensor, token_norm: Tensor, state_norm: Tenso
 def states_before(
     states: Tensor, positions: list[int], req_slots: list[int], kept: Tensor, kept_position: list[int]
 ) -> Tensor:
-    """The state before each of a step's rows: the previous row's state, if that row is the same request's previous
-    position; the kept state, if it belongs to the previous position; otherwise 0."""
+    """Returns, in the shape of states [n, hidden], the hidden state at the position before each of a step's rows: the
+    previous row's, if that row is the same request's previous position; else the request's kept state (kept [request
+    slots, hidden]), if the row is at its kept_position; otherwise 0."""
     found = torch.zeros_like(states)
     for i, (position, request) in enumerate(zip(positions, req_slots, strict=True)):
         if i and req_slots[i - 1] == request and positions[i - 1] == position - 1:

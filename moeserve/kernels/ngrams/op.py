@@ -17,7 +17,8 @@ BLOCK = 256  # channels per program of the convolution
 
 @dataclass(frozen=True, slots=True)
 class NgramTensors:
-    """The tensors of a step. n: padded number of rows."""
+    """The tensors of a step that the n-gram embeddings of one layer read and write, on the GPU. n: padded number of
+    rows."""
 
     key: Tensor  # [n, streams * hidden], floats, rows at any stride
     value: Tensor  # [n, hidden], likewise

@@ -9,7 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PartNorms:
-    """The norms of a dense feed-forward and experts in parallel."""
+    """The RMSNorm weights of a layer with a dense feed-forward and experts side by side: of the router's and the
+    experts' input, and of both outputs. Each is float32 [hidden]."""
 
     router_input: Tensor
     experts_input: Tensor

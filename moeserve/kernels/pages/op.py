@@ -63,11 +63,13 @@ class PageRows:
         self._words = min(MOST_WORDS, next_power_of_2(max(sizes) // width))
 
     def gather(self, slots: Tensor, pages: Tensor) -> None:
-        """Launches `gather_pages`; slots and pages on the device."""
+        """Launches the copy of the KV slots' rows to pages, on the current stream. slots, pages: on the GPU, as in
+        reference.gather_pages."""
         self._move(slots, pages, to_pages=True)
 
     def scatter(self, slots: Tensor, pages: Tensor) -> None:
-        """Launches `scatter_pages`; slots and pages on the device."""
+        """Launches the copy of pages to the KV slots' rows, on the current stream. slots, pages: on the GPU, as in
+        reference.scatter_pages."""
         self._move(slots, pages, to_pages=False)
 
     def _move(self, slots: Tensor, pages: Tensor, *, to_pages: bool) -> None:

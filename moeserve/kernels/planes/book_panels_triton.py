@@ -65,7 +65,8 @@ def move_book_codes(panels, codes, part, K_BLOCKS: tl.constexpr, F: tl.constexpr
 
 @triton.jit
 def move_book_words(panels, scales, K_BLOCKS: tl.constexpr, F: tl.constexpr, Y: tl.constexpr):
-    """Moves the scale words of a panel's 32 rows, byte by byte. Y: a power of two of at least a row's bytes."""
+    """Moves the scale words of a panel's 32 rows from `panels` to `scales`, byte by byte (uint8). Y: a power of two of
+    at least the bytes that a row's scale words take."""
     row, y = tl.arange(0, _ROWS)[None, :], tl.arange(0, Y)[:, None]
     block = panels + (tl.program_id(0).to(tl.int64) * (K_BLOCKS // 2)) * block_bytes(F)
     EACH: tl.constexpr = 4 * F.words
@@ -97,7 +98,8 @@ def move_book_words(panels, scales, K_BLOCKS: tl.constexpr, F: tl.constexpr, Y: 
 
 @triton.jit
 def trit_index(half, row, eight):
-    """Returns the index of eight columns of a half's base-3 digits. half: pointers to its vectors; see trits.py."""
+    """Returns the index (int32) of eight columns in a half panel of base-3 digits: the digits as one number in base 3.
+    half: pointers to the half's vectors of bytes, five digits each; see trits.py."""
     index = (row + eight) * 0
     for column in tl.static_range(8):
         quad = 2 * eight + column // 4
@@ -110,8 +112,8 @@ def trit_index(half, row, eight):
 
 @triton.jit
 def move_trits(panels, codes, scales, part, K_BLOCKS: tl.constexpr):
-    """Moves a panel's 32 rows of base-3 digits: part 0 the indices' low bytes, part 1 the scale words. A k block has 8
-    bytes of the indices' nibbles, 2 of their highest bits, 2 of d. codes, scales: bytes."""
+    """Moves a panel's 32 rows of base-3 digits to uint8 `codes` and `scales`: part 0 moves the indices' low bytes, part
+    1 the scale words. A K block of 128 columns has 8 bytes of the indices' nibbles, 2 of their highest bits, 2 of d."""
     eight, row = tl.arange(0, 16)[:, None], tl.arange(0, _ROWS)[None, :]
     panel = tl.program_id(0).to(tl.int64)
     to = panel * _ROWS + row
@@ -136,7 +138,8 @@ def move_trits(panels, codes, scales, part, K_BLOCKS: tl.constexpr):
 def move_part(
     panels, codes, scales, part, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr
 ):
-    """Moves part `part` of a panel's codes, or after all parts its scale words."""
+    """Moves part `part` of a panel's codes to the planes (uint8), or the scale words if `part` is the number of
+    parts."""
     if F.signs == _INCLUDED:
         move_trits(panels, codes.to(tl.pointer_type(tl.uint8)), scales, part, K_BLOCKS)
     elif part < F.parts:

@@ -35,8 +35,9 @@ def row_words(F, cols):
 
 @triton.jit
 def index_of(low, signs, high, j, g, which: tl.constexpr, F: tl.constexpr):
-    """Returns the index of an eight's entry, or of the entry of its word `which`. high: the word with the group's
-    high bytes. signs: the eight's byte of signs, or the k block's word of scales if signs are included."""
+    """Returns the codebook index (int32) of the eight columns `j` of group g, or of word `which` of them where each
+    word has its own. low: the index's low byte; high: the word with the group's high bytes; signs: the eight's byte of
+    signs, or the K block's word of scales if signs are included."""
     if F.signs == _HIGH_7:
         low |= (signs & 1) << 8
     elif F.signs == _DELTA_GROUP:
@@ -54,7 +55,8 @@ def index_of(low, signs, high, j, g, which: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def entry_words(low, signs, high, table, j, g, F: tl.constexpr):
-    """Returns both words of an eight without signs. low: the low bytes of its indices, a tuple."""
+    """Returns the two int32 words of four bytes each that the codebook has for the eight columns, without signs. low:
+    the low bytes of its one or two indices, a tuple."""
     if F.low_parts == 1:
         at = table.to(tl.pointer_type(tl.int64)) + index_of(low[0], signs, high, j, g, 0, F)
         pair = tl.load(at)
@@ -67,8 +69,8 @@ def entry_words(low, signs, high, table, j, g, F: tl.constexpr):
 
 @triton.jit
 def eight_signs(signs, F: tl.constexpr):
-    """Returns the signs of eight columns, a bit each; with seven stored signs, the eighth makes the number of
-    minuses even."""
+    """Returns the signs of eight columns as int32, bit i for column i (1: negative). Where seven signs are stored, the
+    eighth makes the number of minuses even."""
     if F.signs == _BYTES:
         out = signs
     else:
@@ -81,14 +83,15 @@ def eight_signs(signs, F: tl.constexpr):
 
 @triton.jit
 def with_signs(word, bits):
-    """Returns four positive bytes, negated where the lowest bits are set."""
+    """Returns an int32 word of four positive bytes, with byte i negated where bit i of `bits` is set."""
     ones = ((bits & 15) * 0x00204081) & 0x01010101
     return (word ^ (ones * 255)) + ones
 
 
 @triton.jit
 def numbers_of(low, signs, high, table, j, g, F: tl.constexpr):
-    """Returns both words of an eight, as signed bytes."""
+    """Returns both int32 words of the eight columns `j` of group g, as signed bytes: codebook entries with their signs
+    or their delta."""
     first, second = entry_words(low, signs, high, table, j, g, F)
     if F.has_delta:
         place = 16 * (g % 2) + (15 if F.signs == _DELTA_GROUP else 4 * j + 3)
@@ -104,8 +107,8 @@ def numbers_of(low, signs, high, table, j, g, F: tl.constexpr):
 
 @triton.jit
 def scale_number(words, top, j, g, F: tl.constexpr):
-    """Returns the integer n of an eight's scale. words: the k block's word of the group's high bytes, then its
-    scale words. top: for WORD_TOP the number itself."""
+    """Returns the integer n (int32) from which an eight's scale is computed. words: the K block's word of the group's
+    high bytes, and its scale words; top: n itself for formats that keep it in the top of a word."""
     high, octets = words
     if F.scales == _WORD_TOP:
         n = top
@@ -124,8 +127,8 @@ def scale_number(words, top, j, g, F: tl.constexpr):
 
 @triton.jit
 def load_d(row, u, live, COLS: tl.constexpr, F: tl.constexpr):
-    """Loads the words that contain d, the scale of the super-block, for k blocks u. row: pointers to the
-    rows' first scale words."""
+    """Returns the two int32 words that contain d, the super-block's float16 scale, for K blocks u; the same word twice
+    if one holds all of it. row: pointers to the rows' first scale words."""
     at = row + F.words - 1
     if F.has_tail:
         first = tl.load(row + (COLS + 127) // 128 * F.words + u // 2, live, 0)

@@ -148,7 +148,8 @@ def look_up(codes, F: tl.constexpr, ONES: tl.constexpr):
 
 @triton.jit
 def merge_codes(low, high, low_shift, high_shift, F: tl.constexpr, ONES: tl.constexpr):
-    """Returns a field's codes from the parts that contain it: unsigned bytes; signed ones for 8 bits or a table."""
+    """Returns a field's codes, merged from the low and the high bits: unsigned bytes in the integer type of `low`;
+    signed bytes for 8 bits or a table of levels. ONES: a 1 in each byte of that type."""
     if F.low_bits == 8:
         codes = low
     else:
@@ -172,7 +173,7 @@ def high_half(word):
 
 @triton.jit
 def power_of_two(byte):
-    """Returns 2^(byte - 128), subnormal below 2."""
+    """Returns float32 2^(byte - 128), exact also for bytes below 2, where it is subnormal."""
     bits = tl.where(byte < 2, 0x00200000 << byte, (byte - 1) << 23)
     return bits.to(tl.float32, bitcast=True)
 
@@ -195,7 +196,8 @@ def e4m3_numbers(byte):
 
 @triton.jit
 def load_words(words, g, mask, F: tl.constexpr):
-    """Loads the words with the scale (and the min) of group g. words: pointers to a k block's first word."""
+    """Returns the int32 words with the scale and the min of group g of a K block; the same word twice if it holds both.
+    words: pointers to the K block's first scale word."""
     if F.scale == _U8_MIN:
         word, min_word = tl.load(words, mask, 0), tl.load(words + 1, mask, 0)
     elif F.words == 0:
@@ -211,7 +213,7 @@ def load_words(words, g, mask, F: tl.constexpr):
 
 @triton.jit
 def super_word(word, u, F: tl.constexpr):
-    """Returns a super-block's word as k block u needs it, with its own d in the lower half."""
+    """Returns the super-block's int32 word with the scale of K block u in its lower 16 bits."""
     if F.scale == _D:
         word = word >> (16 * (u % 2))
     return word

@@ -115,7 +115,7 @@ def by_halves(x):
 
 @triton.jit
 def from_halves(x):
-    """Undoes `by_halves`."""
+    """Undoes `by_halves` for x [ROWS, SIZE], of any dtype: restores the columns' order."""
     ROWS: tl.constexpr = x.shape[0]
     SIZE: tl.constexpr = x.shape[1]
     return tl.reshape(tl.permute(tl.reshape(x, [ROWS, 2, SIZE // 4, 2]), [0, 2, 1, 3]), [ROWS, SIZE])

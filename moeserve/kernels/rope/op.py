@@ -12,7 +12,8 @@ from moeserve.kernels.rope.triton import rope_store_kernel
 
 @dataclass(frozen=True, slots=True)
 class SectionPositions:
-    """Rows that rotate by three positions: time, height and width."""
+    """Positions of rows that rotate by three numbers (multimodal RoPE, as in Qwen's vision models): time, height and
+    width. Each rotary frequency uses one of them."""
 
     positions: Tensor  # int32 [n, 3]
     height: int  # number of frequencies that rotate by height: 1, 4, 7, ..
@@ -115,8 +116,8 @@ def rotary_dim(cos: Tensor, dim: int) -> int:
 
 
 def full_norm_size(weight: Tensor | None, heads: int, dim: int) -> int:
-    """Returns 0 for no norm or one per head, else a power of two that holds all heads. Raises ValueError for another
-    length."""
+    """Returns 0 if there is no norm, or one for each head (`weight` [dim]); else (`weight` [heads * dim]) the least
+    power of two that is at least heads * dim. Raises ValueError for a weight of another length."""
     if weight is None or len(weight) == dim:
         return 0
     if len(weight) != heads * dim:

@@ -83,7 +83,7 @@ def norm_and_rotate(
 
 @triton.jit
 def full_scale(row, WIDTH: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
-    """Returns 1 / RMS of the WIDTH values that row points to."""
+    """Returns float32 1 / sqrt(mean square + EPS) of the WIDTH values to which `row` points."""
     c = tl.arange(0, SIZE)
     x = tl.load(row + c, c < WIDTH, 0.0).to(tl.float32)
     return tl.rsqrt(tl.sum(x * x, 0) / WIDTH + EPS)

@@ -52,7 +52,8 @@ def candidates_at(values, ids, start, n):
 
 @triton.jit
 def move_together(values, ids, to, value, token, kept):
-    """Stores a tile's kept entries from `to` on. Returns the position after them."""
+    """Stores the entries of a tile that are `kept` at `to` and the following places: values float32, ids int32. Returns
+    the place after them."""
     at = to + tl.cumsum(kept.to(tl.int32), 0) - 1
     tl.debug_barrier()  # the whole tile must have been read
     tl.store(values + at, value, kept)
@@ -62,7 +63,8 @@ def move_together(values, ids, to, value, token, kept):
 
 @triton.jit
 def keep_head(values, ids, n, key, limit):
-    """Keeps the candidates of the head (key, limit). Returns their number."""
+    """Keeps, at the beginning of `values` and `ids`, the n candidates that are ranked above `key`, or equally with an
+    id of at most `limit`. Returns their number (int32)."""
     kept = 0
     for start in range(0, n, TILE):
         value, token, live = candidates_at(values, ids, start, n)
@@ -122,7 +124,8 @@ def expected(values, ids, n, top, scale):
 
 @triton.jit
 def distance_key(value, top, center):
-    """Returns the rank of a logit's distance from the expected one; the nearest has the smallest."""
+    """Returns an int32 that orders logits by their distance from the expected logit; the nearest has the smallest. top:
+    the row's largest logit; center: the expected logit minus `top`, float64."""
     distance = tl.abs((value.to(tl.float64) - top.to(tl.float64)) - center).to(tl.float32)
     return distance.to(tl.int32, bitcast=True)
 
@@ -141,7 +144,9 @@ def near_masses(values, ids, n, pivots, top, scale, center):
 
 @triton.jit
 def typical_p(values, ids, n, share, top, scale):
-    """Keeps the candidates nearest to the expected logit until their mass is `share` of all. Returns their number."""
+    """Keeps the candidates whose logit is nearest to the expected one, until their probabilities add up to `share` of
+    all (typical sampling, https://arxiv.org/abs/2202.00666). Returns their number. scale: 1 / temperature; top: the
+    largest logit."""
     center, mass = expected(values, ids, n, top, scale)
     target = share * mass
     low, high = tl.full([], 0, tl.int64), tl.full([], 0x7F800000, tl.int64)
@@ -174,8 +179,8 @@ def typical_p(values, ids, n, share, top, scale):
 
 @triton.jit
 def xtc(values, ids, n, threshold, top, scale):
-    """Drops all candidates that reach the threshold's probability except the last: the lowest logit, the highest id
-    among equals. Returns the number kept."""
+    """Applies XTC: drops all candidates whose probability is at least `threshold`, except the least likely of them (the
+    highest id among equals). Returns the number of candidates kept. scale: 1 / temperature; top: the largest logit."""
     least = threshold * mass_from(values, ids, n, LOWEST, LAST, LOWEST, top, scale, True)
     lowest = tl.full([], float("inf"), tl.float32)
     count = 0
@@ -213,7 +218,8 @@ def chain_and_draw(
     x, settings, block_max, maxima, top, u, xtc_u, values, ids,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Draws a token of a finite row by its order of samplers. top: its largest logit; u, xtc_u: its random numbers."""
+    """Draws a token (int32 id) of a row without NaN and +inf by applying the row's samplers in their order. x: float32
+    [VOCAB]; top: its largest logit; u, xtc_u: random numbers from 0 up to 1, for the draw and for XTC."""
     order = tl.load(settings + ORDER)
     top_k = tl.load(settings + TOP_K)
     floor = tl.full([], float("-inf"), tl.float32)

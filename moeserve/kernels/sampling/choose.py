@@ -24,7 +24,7 @@ XTC_STREAM = tl.constexpr(1)
 
 @triton.jit
 def has_any(x, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Returns whether row x has any value other than -inf."""
+    """Returns whether the float32 row x [VOCAB] has any value other than -inf."""
     largest = tl.full([], float("-inf"), tl.float32)
     for block in range(BLOCKS):
         c = block * BLOCK + tl.arange(0, BLOCK)

@@ -26,13 +26,14 @@ HEADER = tl.constexpr(4)  # words of a record before its tokens
 
 @triton.jit
 def dry_record(settings):
-    """Returns the address of the slot's record; null if it has none."""
+    """Returns the address of the request slot's DRY record (int32: number of tokens, header, tokens); null if the
+    request does not use DRY."""
     return tl.load((settings + DRY).to(tl.pointer_type(tl.int64))).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
 def note_in_record(settings, token):
-    """Appends the token to the slot's DRY record, if it has one."""
+    """Appends the token (int32) to the request slot's DRY record, if it has one with room for it."""
     if tl.load((settings + DRY).to(tl.pointer_type(tl.int64))) != 0:
         record = dry_record(settings)
         n = tl.load(record)
@@ -43,7 +44,8 @@ def note_in_record(settings, token):
 
 @triton.jit
 def ends_in_breaker(tokens, n, mask, VOCAB: tl.constexpr):
-    """Returns whether the last of n > 0 tokens completes a breaker; the longer breakers follow the mask."""
+    """Returns 1 if the last of n > 0 tokens completes a DRY sequence breaker, else 0. mask: int32, a bit for each of
+    VOCAB tokens that is a breaker by itself, then the longer breakers, each ended by a negative number."""
     last = tl.load(tokens + n - 1)
     found = (tl.load(mask + last // 32) >> (last % 32)) & 1
     at = mask + (VOCAB + 31) // 32

@@ -58,7 +58,8 @@ def gather(x, block_max, floor, values, ids, VOCAB: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def load_tile(values, ids, start, n, key, limit):
-    """Loads a tile of candidates, and a mask of the candidates that are in the head (key, limit)."""
+    """Returns TILE candidates from `start` on: logits float32, ids int32, their keys by rank, and a mask of those that
+    are among the n and in the head: ranked above `key`, or equally with an id of at most `limit`."""
     i = start + tl.arange(0, TILE)
     value = tl.load(values + i, i < n, float("-inf"))
     token = tl.load(ids + i, i < n, 2147483647)
@@ -95,8 +96,9 @@ def masses_from(values, ids, n, key, limit, pivots, top, scale, BY_MASS: tl.cons
 
 @triton.jit
 def cut(values, ids, n, key, limit, target, top, scale, BY_MASS: tl.constexpr):
-    """Returns the shortest head, within the head (key, limit), of mass (or number) `target`; all of it if its mass
-    is less."""
+    """Returns (key, limit) of the shortest head, within the head (key, limit), whose mass is at least `target`; the
+    same head if its mass is less. BY_MASS: the mass is the sum of exp((logit - top) * scale); else the number of
+    candidates."""
     low = tl.full([], LOWEST, tl.int32).to(tl.int64)
     high = key_of(top).to(tl.int64)
     if mass_from(values, ids, n, key, limit, LOWEST, top, scale, BY_MASS) > target:
@@ -120,7 +122,8 @@ def cut(values, ids, n, key, limit, target, top, scale, BY_MASS: tl.constexpr):
 
 @triton.jit
 def last_tie(values, ids, n, key, limit, place, wanted, top, scale, BY_MASS: tl.constexpr):
-    """Returns the id of the candidate with key `place` at which `wanted` is reached, lowest ids first."""
+    """Returns the id (int32) of the candidate at which the mass of the candidates with key `place`, lowest ids first,
+    reaches `wanted`. Other arguments as in `cut`."""
     last = 2147483647
     seen = tl.full([], 0.0, tl.float64)
     for start in range(0, n, TILE):
@@ -135,7 +138,8 @@ def last_tie(values, ids, n, key, limit, place, wanted, top, scale, BY_MASS: tl.
 
 @triton.jit
 def draw(values, ids, n, key, limit, u, top, scale):
-    """Returns the first id of the head at which the running mass exceeds u times the total."""
+    """Returns the first id (int32) of the head (key, limit) at which the running sum of probabilities exceeds u times
+    their total. u: random number from 0 up to 1."""
     target = u * mass_from(values, ids, n, key, limit, LOWEST, top, scale, True)
     chosen = 2147483647
     last = -1

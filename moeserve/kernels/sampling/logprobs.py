@@ -14,7 +14,8 @@ from moeserve.kernels.sampling.filter_and_draw import TILE, gather, kth_block
 
 @triton.jit
 def rank_of(x, block_max, value, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Returns 1 + the number of larger logits."""
+    """Returns 1 + the number of logits of the float32 row x [VOCAB] that are larger than `value`. block_max: maximum of
+    each of BLOCKS blocks of BLOCK logits."""
     larger = 0
     for block in range(BLOCKS):
         if tl.load(block_max + block) > value:
@@ -25,7 +26,8 @@ def rank_of(x, block_max, value, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCK
 
 @triton.jit
 def next_largest(values, ids, n, bound, bound_id):
-    """Returns the candidate after (bound, bound_id) in the order of falling value, then ascending id; id -1: none."""
+    """Returns the logit (float32) and the id (int32) of the candidate after (bound, bound_id), by falling logit, then
+    ascending id; -inf and -1 if there is none."""
     best, best_id = tl.full([], float("-inf"), tl.float32), -1
     for start in range(0, n, TILE):
         i = start + tl.arange(0, TILE)

@@ -190,8 +190,8 @@ def uniform_at(seed: int, position: int, stream: int = 0) -> float:
 
 
 def sample(logits: Tensor, p: Params) -> int:
-    """Returns the token at output position len(p.output); -1 if the row holds NaN, +inf or only -inf, -2 if only
-    the masks leave nothing."""
+    """Returns the token id at output position len(p.output), drawn from logits [vocab] with parameters p; -1 if the row
+    holds NaN, +inf or only -inf, -2 if the masks leave no token."""
     x = edited_logits(logits, p)
     if logits.isnan().any() or (logits == torch.inf).any() or not (logits > -torch.inf).any():
         return -1
@@ -203,8 +203,8 @@ def sample(logits: Tensor, p: Params) -> int:
 
 
 def logprobs(logits: Tensor, target: int, top_n: int) -> tuple[float, int, list[int], list[float]]:
-    """Returns log-softmax (natural) of the raw logits at `target`, its rank, and the `top_n` most likely tokens
-    with theirs."""
+    """Returns, for raw logits [vocab], the natural log-softmax at token id `target` and its rank (1: the likeliest),
+    then the ids and log-softmaxes of the `top_n` most likely tokens."""
     lp = torch.log_softmax(logits.double(), 0)
     ordered, ids = torch.sort(logits, descending=True, stable=True)
     top = ids[: min(top_n, int((ordered > -torch.inf).sum()))]

@@ -39,7 +39,8 @@ def double_at(settings, column):
 
 @triton.jit
 def penalised(x, history, settings):
-    """Returns x after the penalties. history: 2 * (occurrences in the output) + (1 if in the prompt)."""
+    """Returns the logits x, float32, after the repetition, frequency and presence penalties. history: int32 for each
+    token, 2 * (occurrences in the output) + (1 if in the prompt)."""
     repetition = float_at(settings, REPETITION)
     repeated = tl.where(x > 0, x / repetition, x * repetition)
     x = tl.where(history > 0, repeated, x)
@@ -49,7 +50,8 @@ def penalised(x, history, settings):
 
 @triton.jit
 def less_repetitive(x, repeats, settings):
-    """Returns x after DRY. repeats: 0, or 1 + the exponent of the base in the penalty."""
+    """Returns the logits x, float32, after the DRY penalty multiplier * base^exponent. repeats: int32 for each token,
+    0: no penalty, else 1 + the exponent."""
     base = float_at(settings, DRY_BASE).to(tl.float64)
     penalty = float_at(settings, DRY_MULTIPLIER) * tl.exp2((repeats - 1).to(tl.float64) * tl.log2(base))
     return x - tl.where(repeats > 0, tl.minimum(penalty, 3.4028234663852886e38).to(tl.float32), 0.0)
@@ -66,7 +68,8 @@ def edit_block(
     logits, settings, bias_ids, bias_values, stop_ids, history, repeats, bitmask, edited, row, slot, first,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
 ):  # fmt: skip
-    """Writes a block of the edited row; logits and edited point to rows. Returns the edited block."""
+    """Writes and returns logits `first` .. first + BLOCK - 1 of a row, float32 [BLOCK], with penalties, masks and logit
+    bias applied. logits, edited: pointers to the row [VOCAB]; the others are as in the kernel."""
     c = first + tl.arange(0, BLOCK)
     live = c < VOCAB
     x = tl.load(logits + c, live, float("-inf"))

@@ -25,7 +25,8 @@ class PlacedBlock:
 
 @dataclass(frozen=True, slots=True)
 class StreamAttention:
-    """The weights of one reading."""
+    """The weights with which a block attends to the streams of the residual (models whose residual has several
+    streams)."""
 
     score: Tensor  # float32 [hidden]
     norm: Tensor  # float32 [hidden], of the sum

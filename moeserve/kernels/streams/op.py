@@ -27,7 +27,7 @@ class StreamBlock:
 
 @dataclass(frozen=True, slots=True)
 class StreamNorm:
-    """The result of `norm_streams` for up to m rows."""
+    """The output buffers of `norm_streams`, for up to m rows."""
 
     normed: GpuActivations  # [m, streams * hidden]
     inverse: Tensor  # float32 [m, streams]: 1 / root mean square

@@ -17,7 +17,8 @@ from moeserve.kernels.norm.reference import norm
 
 
 class StreamMix(NamedTuple):
-    """The weights by which one block reads the residual and adds its output to it."""
+    """The weights with which one block reads a residual of several streams, and adds its output to each of them;
+    floats."""
 
     norm: Tensor  # [streams, hidden]
     down: Tensor  # [low_rank, streams * hidden]

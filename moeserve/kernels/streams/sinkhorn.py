@@ -14,7 +14,8 @@ from torch import Tensor
 
 
 class SinkhornMix(NamedTuple):
-    """The weights of one block's connection, after the product with the normalised residual."""
+    """The parameters of one block's connection to a residual of several streams, which are mixed by a doubly stochastic
+    matrix (Sinkhorn's iteration). They apply after the product with the normalised residual."""
 
     base: Tensor  # [streams * (2 + streams)]: of what is read, of what is added, of the mix; [streams] before the head
     scale: Tensor  # [3]; [1] before the head

@@ -25,8 +25,8 @@ LOG2E: Final = 1.4426950408889634
 
 
 def takes(packed: Tensor) -> bool:
-    """Returns whether `attention` is the fastest way for this number of patches and width of heads on this GPU. packed:
-    as there."""
+    """Returns whether `attention` is the fastest kernel for `packed`'s number of patches, head width and dtype on this
+    GPU. packed: q, k and v, [3, patches, heads, dim] as `attention` takes them."""
     _, patches, _, dim = packed.shape
     is_width = LEAST_DIM <= dim <= MOST_DIM and dim % 8 == 0
     is_16_bits = packed.dtype in (torch.float16, torch.bfloat16)

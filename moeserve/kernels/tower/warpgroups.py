@@ -31,7 +31,8 @@ COPY_WARPS = gl.constexpr(4)
 
 @gluon.jit
 def copy_part(wide, narrow, first, column, full, wide_smem, narrow_smem):
-    """Starts the copies of one block's rows of one head. Rows beyond the last patch become zero."""
+    """Starts the copies by TMA of one head's rows `first` .. of one block to shared memory: WIDE columns from `column`
+    on, then the rest (narrow). Rows beyond the last patch become zero. `full` completes when all bytes are there."""
     mbarrier.expect(full, wide.block_type.nbytes + narrow.block_type.nbytes)
     tma.async_copy_global_to_shared(wide, [first, column], full, wide_smem)
     tma.async_copy_global_to_shared(narrow, [first, column + WIDE], full, narrow_smem)
@@ -43,7 +44,8 @@ def copy_ahead(
     kw_smem, kn_smem, vw_smem, vn_smem, k_full, k_empty, v_full, v_empty,
     BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The copying warpgroup."""
+    """Runs the copying warpgroup: copies the 16-bit keys and values of `blocks` blocks of BLOCK patches of one head,
+    from `column` on, to shared memory as stages become free."""
     for n in range(blocks):
         stage = n % STAGES
         phase = (n // STAGES) & 1
@@ -61,8 +63,8 @@ def copy_ahead(
 def softmax(
     scores, largest, total, first, patches, BLOCK: gl.constexpr, SCALE: gl.constexpr, layout: gl.constexpr
 ):
-    """Returns the weights of one block's scores; and per row the new maximum, the new sum, and the factor that rescales
-    earlier blocks' results."""
+    """Returns the weights of one block's scores, float32 [rows, BLOCK]; and float32 [rows]: the new maximum, the new
+    sum, and the factor that rescales earlier blocks' results. SCALE: of scores, for powers of two."""
     if first + BLOCK > patches:
         key = first + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
         scores = gl.where((key < patches)[None, :], scores, float("-inf"))
@@ -79,7 +81,8 @@ def attend(
     HALF: gl.constexpr, WIDTH: gl.constexpr, DIM: gl.constexpr, SCALE: gl.constexpr,
     BLOCK: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
-    """An attending warpgroup: computes patches row + HALF * ROWS to row + (HALF + 1) * ROWS - 1."""
+    """Runs an attending warpgroup: computes attention for patches row + HALF * ROWS to row + (HALF + 1) * ROWS - 1 of
+    one head and stores the results in `out` [patches, WIDTH], from `column` on."""
     dtype: gl.constexpr = kw_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     w_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])

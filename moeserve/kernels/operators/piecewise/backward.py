@@ -33,7 +33,9 @@ def score_gradients(
 
 @triton.jit
 def choose(gradients, position, rows, distance, of_far: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr):
-    """Returns the score gradients of one side of the distance, for a tile that may have both."""
+    """Returns the score gradients (float32 tile [queries, keys]) with zeros for pairs whose key is not on the wanted
+    side: at least `distance` before the query if of_far, else nearer. A tile without both sides (NEAR and FAR) is
+    returned as it is."""
     if NEAR and FAR:
         is_far = position[:, None] - rows[None, :] >= distance
         gradients = tl.where(is_far, gradients, 0.0) if of_far else tl.where(is_far, 0.0, gradients)
@@ -46,7 +48,8 @@ def add_key_gradients(
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
     CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Adds the contributions of the queries from `first` on."""
+    """Returns (dk1, dk2, dv), float32 gradients of a tile of keys and values, with the contributions of BLOCK queries
+    from `first` on added."""
     row = first + tl.arange(0, BLOCK)
     live, position = row < m, row + n - m
     query1 = load_rows(q1, row, m, DIM, SIZE, True) if NEAR else 0
@@ -122,7 +125,8 @@ def add_query_gradients(
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
     CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Adds the contributions of the keys from `first` on."""
+    """Returns (dq1, dq2), float32 gradients of a tile of queries, with the contributions of BLOCK keys from `first` on
+    added."""
     rows = first + tl.arange(0, BLOCK)
     key1 = load_rows(k1, rows, n, DIM, SIZE, True) if NEAR else 0
     key2 = load_rows(k2, rows, n, DIM, SIZE, True) if FAR else 0

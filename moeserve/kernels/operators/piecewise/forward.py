@@ -30,8 +30,8 @@ def load_rows(base, rows, limit, DIM: tl.constexpr, SIZE: tl.constexpr, MASKED: 
 
 @triton.jit
 def piece_scores(q1, q2, k1, k2, position, rows, distance, NEAR: tl.constexpr, FAR: tl.constexpr):
-    """Returns q k^T for queries at `position` and keys `rows`, with the pair of embeddings that the distance
-    selects."""
+    """Returns q k^T, float32 [queries, keys], for queries at `position` and keys at positions `rows`: of q1 and k1 for
+    pairs nearer than `distance`, of q2 and k2 for the others."""
     if NEAR and FAR:
         near, far = (
             tl.dot(q1, tl.trans(k1), input_precision="tf32x3"),
@@ -51,8 +51,9 @@ def attend_block(
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Attends to one block of keys from `first` on. MASKED: some keys are past the end or, if CAUSAL, after a row's
-    position."""
+    """Attends to BLOCK keys from position `first` on, and returns (acc, largest, total) with them: the weighted sum of
+    values, the maximum and the sum of the online softmax, float32. MASKED: some keys are past the end n or, if CAUSAL,
+    after a row's position."""
     rows = first + tl.arange(0, BLOCK)
     x1 = load_rows(k1, rows, n, DIM, SIZE, MASKED) if NEAR else 0
     x2 = load_rows(k2, rows, n, DIM, SIZE, MASKED) if FAR else 0

@@ -26,8 +26,8 @@ class Layout:
 
 
 def result_strides(shape: torch.Size, tensors: list[Tensor]) -> tuple[int, ...]:
-    """Returns the strides of the tensors that have this shape, if all have the same strides without gaps; else
-    contiguous ones. Broadcast tensors do not count."""
+    """Returns the strides, in elements, for a result of this shape: those of the tensors that have the shape, if all
+    have the same strides without gaps; else contiguous ones. Tensors that are broadcast do not count."""
     full = {t.stride() for t in tensors if t.shape == shape}
     if len(full) == 1:
         (strides,) = full

@@ -52,13 +52,14 @@ class Pointwise:
         return self.reference(*arguments, out=out)
 
     def reference(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
-        """Computes the expression with torch's operations, on any device."""
+        """Returns the expression's value, computed with torch's operations on any device. out: tensor to write the
+        value to; None: a new one, with the dtype and broadcast shape that torch would give it. Raises as calls do."""
         steps, _ = checked(self.expression, arguments, out)
         return (self.empty_result(*arguments) if out is None else out).copy_(evaluate(steps, arguments))
 
     def launch(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
-        """Launches the generated kernel. Tensors must be on the current CUDA device; under Triton's interpreter, on
-        any device."""
+        """Launches the generated kernel and returns its result; arguments and `out` as in `reference`. Tensors must be
+        on the current CUDA device; under Triton's interpreter, on any device. Raises as calls do."""
         key = (
             torch.is_grad_enabled(),
             *[
@@ -87,7 +88,7 @@ class Pointwise:
         return tensors[0].new_empty_strided(shape, result_strides(shape, tensors), dtype=steps[-1].kind.dtype)
 
     def source(self, *arguments: Argument, out: Tensor | None = None) -> str:
-        """Returns the source of the kernel that a call with these arguments launches."""
+        """Returns the Python source of the Triton kernel that `launch` with these arguments runs."""
         return self._source(plan_of(self.expression, arguments, out).kind)
 
     def _note(

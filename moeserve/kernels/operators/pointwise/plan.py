@@ -31,8 +31,8 @@ class Plan:
     has_bools: bool  # number arguments include bools, which Triton takes as integers
 
     def compiled_key(self, out: Tensor, arguments: tuple[Argument, ...]) -> tuple[object, ...]:
-        """Returns the key of the compiled kernel: the result's type, alignments, and whether sizes and strides are 1,
-        multiples of 16 or of 64 bits."""
+        """Returns the key under which a compiled kernel is cached: the result's dtype, whether each tensor begins at a
+        multiple of 16 bytes, and whether each size and stride is 1, a multiple of 16, or too large for 32 bits."""
         aligned = [t.data_ptr() % 16 == 0 for t in (out, *arguments) if isinstance(t, Tensor)]
         *sizes, rows, columns = self.rest
         classes = [(v == 1, v % 16 == 0, v >= 2**31) for v in sizes]
@@ -42,7 +42,8 @@ class Plan:
 def checked(
     expression: Expression, arguments: tuple[Argument, ...], out: Tensor | None
 ) -> tuple[tuple[TypedStep, ...], torch.Size]:
-    """Returns the steps of a call, and the shape of its result. Raises as op.py says."""
+    """Returns the expression's steps with their dtypes, and the broadcast shape of its result. Raises TypeError for a
+    wrong number or kind of arguments or an `out` of another dtype, ValueError for shapes that do not fit."""
     name = expression.name
     if len(arguments) != len(expression.arguments):
         raise TypeError(f"{name} takes {', '.join(expression.arguments)}: not {len(arguments)} arguments")
@@ -70,7 +71,8 @@ def checked(
 
 
 def plan_of(expression: Expression, arguments: tuple[Argument, ...], out: Tensor | None) -> Plan:
-    """Returns a call's plan. Raises as op.py says. A result without elements has an empty grid."""
+    """Returns a call's plan: result, layout, grid and kernel arguments. Raises TypeError and ValueError as `checked`. A
+    result without elements has a grid of 0 programs."""
     steps, shape = checked(expression, arguments, out)
     tensors = [a for a in arguments if isinstance(a, Tensor)]
     strides = result_strides(shape, tensors) if out is None else out.stride()
