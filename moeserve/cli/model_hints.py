@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from moeserve.cli import ollama_models
-from moeserve.models.sources.model_files import SPLIT_NAME
+from moeserve.models.sources.model_files import split_names
 
 MAX_NAMED: Final = 3
 _REPOSITORY: Final = re.compile(r"models--(.+?)--(.+)")  # a folder of the Hub's cache
@@ -39,21 +39,12 @@ def unfinished(file: Path) -> str | None:
     """Returns why the file is not the whole model, though it may have its size: aria2 gives it that before the bytes
     come, and keeps a list of those that miss in a file beside it. None if no such file is there, nor beside another
     part of its split set."""
-    for name in _parts(file.name):
+    for name in split_names(file.name):
         control = file.with_name(name + ".aria2")
         if control.exists():
             said = f"its download is not finished, as {control.name} beside it says"
             return f"{said}: finish it with aria2c -c, or delete that file"
     return None
-
-
-def _parts(name: str) -> list[str]:
-    """Returns the names of all files of the split set that `name` belongs to; only `name` if none."""
-    match = SPLIT_NAME.fullmatch(name)
-    if match is None:
-        return [name]
-    count = int(match["parts"])
-    return [f"{match['stem']}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
 
 
 def for_folder(folder: Path) -> str:

@@ -51,6 +51,7 @@ from moeserve.launcher.launched_config import pinned, write_config
 from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, LINK, ROUTER, VISUALSERVER, WORKER
 from moeserve.launcher.replacement import Replacement
 from moeserve.launcher.runtime_directory import runtime_directory
+from moeserve.launcher.short_files import refuse_short_files
 from moeserve.launcher.signal_events import signals_as_events
 from moeserve.launcher.signs_of_life import SignsOfLife
 from moeserve.launcher.succession import Succession
@@ -84,6 +85,7 @@ def launch(config: ServerConfig, package: str = "moeserve") -> int:
     setproctitle("moeserve: launcher")
     with ExitStack() as stack:
         try:
+            refuse_short_files(config)
             prepare_limits()
             paths = RuntimePaths(stack.enter_context(runtime_directory()))
             is_next = LAUNCHER_PID_ENV in os.environ

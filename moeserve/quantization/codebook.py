@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np  # at run time each function imports it: the launcher reads the types' sizes without it
 
 GROUP = 32  # columns that share a word and high bytes
 
@@ -54,6 +55,8 @@ class ByteRun:
         self, blocks: np.ndarray[Any, np.dtype[np.uint8]], count: int
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Returns `count` bytes of each group: uint8 [blocks, 8, count]."""
+        import numpy as np
+
         at = self.at + self.group * np.arange(256 // GROUP)[:, None] + self.step * np.arange(count)
         return blocks[:, at]
 
@@ -125,6 +128,8 @@ class Codebook:
 @cache
 def ternary_entries() -> np.ndarray[Any, np.dtype[np.int8]]:
     """Returns all vectors of eight columns of -1, 0 and 1, the last column changing fastest: int8 [6561, 8]."""
+    import numpy as np
+
     digits = np.arange(3**8)[:, None] // 3 ** np.arange(7, -1, -1) % 3
     return (digits - 1).astype(np.int8)
 
@@ -133,6 +138,7 @@ def ternary_entries() -> np.ndarray[Any, np.dtype[np.int8]]:
 def entries_of(name: str) -> np.ndarray[Any, np.dtype[np.int8]]:
     """Returns gguf-py's codebook of the type with ggml's `name`: int8 [entries, columns]."""
     import gguf.quants  # slow to import, and only for a model with such a type
+    import numpy as np
 
     kind = getattr(gguf.quants, name)
     kind.init_grid()

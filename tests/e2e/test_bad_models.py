@@ -83,9 +83,9 @@ DAMAGES: dict[str, tuple[Damage, list[str]]] = {
     # name: (what is done to the file, words that the message must have)
     "empty": (truncate_to(0), ["empty"]),
     "not a GGUF file": (overwrite_with(b"This is a text file.\n" * 100), ["GGUF"]),
-    "truncated in the weights": (truncate_to(0.7), ["blk."]),
+    "truncated in the weights": (truncate_to(0.7), ["download broke off"]),
     "truncated in the header": (truncate_to(0.005), []),
-    "tensor beyond the end": (in_tensor(OFFSET, 1 << 40), [VICTIM]),
+    "tensor beyond the end": (in_tensor(OFFSET, 1 << 43), [VICTIM]),
     "dimension too large": (in_tensor(DIMENSIONS, [1 << 60, 256, 8]), [VICTIM]),
     "dimension product overflows": (in_tensor(DIMENSIONS, [1 << 33, 1 << 33, 8]), [VICTIM]),
     "dimension of zero": (in_tensor(DIMENSIONS, [256, 0, 8]), [VICTIM]),

@@ -140,6 +140,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.source",
         "moeserve.quantization",
     },
+    "moeserve.models.sources.announced_size": {
+        "moeserve.models.sources.first_bytes",
+        "moeserve.models.sources.model_files",
+        "moeserve.models.sources.regular_file",
+        "moeserve.quantization",
+    },
     "moeserve.models.sources.first_bytes": set(),
     "moeserve.models.sources.model_files": set(),
     "moeserve.models.neutral_settings": set(),
@@ -348,6 +354,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.launcher": FRAME,
     "moeserve.launcher.exit_codes": set(),
+    "moeserve.launcher.short_files": {
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.models.sources.announced_size",
+    },
     # What decides is pure; what answers knows of HTTP; the launchers know the launcher.
     "moeserve.front.memory": {"moeserve.config.units"},
     "moeserve.front.gpus": {"moeserve.front.memory"},

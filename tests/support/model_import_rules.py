@@ -14,6 +14,7 @@ MODEL_FILES = {
     "moeserve.models.errors",
     "moeserve.models.sources.gguf",
     "moeserve.models.sources.huggingface",
+    "moeserve.models.sources.announced_size",
     "moeserve.models.sources.experts_in_file",
     "moeserve.models.sources.first_bytes",
     "moeserve.models.sources.model_files",

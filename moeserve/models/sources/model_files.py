@@ -33,6 +33,15 @@ def models_of(names: Iterable[str]) -> list[str]:
     return list(models.values())
 
 
+def split_names(name: str) -> list[str]:
+    """Returns the names of all files of the split set that `name` belongs to; only `name` if none."""
+    match = SPLIT_NAME.fullmatch(name)
+    if match is None:
+        return [name]
+    parts = int(match["parts"])
+    return [f"{match['stem']}-{part:05d}-of-{parts:05d}.gguf" for part in range(1, parts + 1)]
+
+
 def listed(names: list[str]) -> str:
     """Returns the names for a message, of many the first few."""
     more = len(names) - _MAX_LISTED

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from moeserve.models.sources.experts_in_file import ExpertsInFile
-from moeserve.models.sources.model_files import SPLIT_NAME, listed, models_of
+from moeserve.models.sources.model_files import SPLIT_NAME, listed, models_of, split_names
 from moeserve.models.sources.regular_file import FileVersion, drop_cached, map_version
 
 from .errors import GGUFError
@@ -183,7 +183,7 @@ def split_set(path: Path) -> list[Path]:
             path,
             f"is named as part {int(match['part'])} of {parts}; that is impossible: give it its published name",
         )
-    paths = [path.with_name(f"{match['stem']}-{i:05d}-of-{parts:05d}.gguf") for i in range(1, parts + 1)]
+    paths = [path.with_name(name) for name in split_names(path.name)]
     missing = [part.name for part in paths if not part.exists()]
     if missing:
         raise GGUFError(

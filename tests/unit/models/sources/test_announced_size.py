@@ -1,0 +1,101 @@
+"""A file whose download broke off is found by its header, in a moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from moeserve.config import ServerConfig
+from moeserve.errors import FileError
+from moeserve.launcher.short_files import refuse_short_files
+from moeserve.models.sources import announced_size
+from moeserve.models.sources.announced_size import cut_short
+from tests.support.gguf_bytes import Tensor, gguf_bytes
+
+FIXTURES = sorted((Path(__file__).resolve().parents[3] / "fixtures").glob("*.gguf"))
+METADATA = {"a": 1, "b": "text", "c": ["x", "yz"], "d": [1.0, 2.0], "e": True, "general.alignment": 64}
+
+
+def gguf(path: Path) -> Path:
+    path.write_bytes(gguf_bytes(METADATA, [Tensor("t", (8, 4)), Tensor("u", (64, 3), 8)], alignment=64))
+    return path
+
+
+@pytest.mark.parametrize("file", FIXTURES, ids=lambda file: file.stem)
+def test_whole_files_pass_and_their_last_bytes_count(file: Path, tmp_path: Path) -> None:
+    assert cut_short(file) is None
+    short = tmp_path / file.name
+    shutil.copy(file, short)
+    os.truncate(short, file.stat().st_size - 64)  # the tensors' padding is shorter
+    assert (problem := cut_short(short)) is not None
+    assert problem.startswith(f"{short}: has ")
+    assert problem.endswith(": its download broke off; download it again")
+
+
+def test_the_last_byte_of_a_file_with_an_alignment_of_its_own(tmp_path: Path) -> None:
+    file = gguf(tmp_path / "m.gguf")
+    end = announced_size._announced_bytes(file)
+    assert end is not None
+    os.truncate(file, end)
+    assert cut_short(file) is None
+    os.truncate(file, end - 1)
+    assert f"has {end - 1:,} of {end:,} bytes" in str(cut_short(file))
+
+
+def test_each_part_of_a_split_set_is_looked_at(tmp_path: Path) -> None:
+    first, second = (gguf(tmp_path / f"m-0000{part}-of-00002.gguf") for part in (1, 2))
+    assert cut_short(first) is None
+    os.truncate(second, second.stat().st_size - 100)
+    for model in (first, second, tmp_path):
+        assert str(cut_short(model)).startswith(f"{second}: has ")
+
+
+def safetensors(path: Path, data: int) -> Path:
+    entry = {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, "t": entry}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(data))
+    return path
+
+
+def test_each_file_of_a_folder_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    safetensors(tmp_path / "a.safetensors", 40)
+    assert cut_short(tmp_path) is None
+    short = safetensors(tmp_path / "b.safetensors", 39)
+    assert str(cut_short(tmp_path)).startswith(f"{short}: has ")
+
+
+@pytest.mark.parametrize("keep", [0, 3, 20, 30, 90])
+def test_a_header_that_is_cut_is_left_to_the_reader(keep: int, tmp_path: Path) -> None:
+    file = gguf(tmp_path / "m.gguf")
+    os.truncate(file, keep)
+    assert cut_short(file) is None
+    file = safetensors(tmp_path / "x.safetensors", 40)
+    os.truncate(file, keep)
+    assert cut_short(file) is None
+
+
+def test_a_damaged_size_is_no_broken_download(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_bytes({}, [Tensor("t", (8, 4), offset=1 << 43)]))
+    assert cut_short(file) is None
+
+
+def test_who_may_have_a_short_file(tmp_path: Path) -> None:
+    short, whole = gguf(tmp_path / "short.gguf"), gguf(tmp_path / "whole.gguf")
+    os.truncate(short, short.stat().st_size - 100)
+    refuse_short_files(ServerConfig(model=str(whole)))
+    refuse_short_files(ServerConfig(model=str(short), load_format="dummy"))
+    refuse_short_files(ServerConfig(model=str(short), worker="host:1"))
+    for config in (
+        ServerConfig(model=str(short)),
+        ServerConfig(model=str(whole), mmproj=str(short)),
+        ServerConfig(model=str(whole), speculative_model=str(short)),
+    ):
+        with pytest.raises(FileError, match=r"short\.gguf: has .* download it again"):
+            refuse_short_files(config)
