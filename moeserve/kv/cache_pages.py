@@ -26,13 +26,14 @@ class Move(NamedTuple):
 
 
 def kv_tensors(layers: Iterable[KvLayer]) -> list[Tensor]:
-    """Returns the tensors whose rows make up a KV page, in order: the first layer's keys, their scales if it has
-    any, its values, their scales, then the next layer's keys."""
+    """Returns the tensors whose rows make up a KV page, in order: the first layer's keys, their scales if it has any,
+    its values, their scales, then the next layer's keys. Each tensor is [slots, ...], in the KV cache's dtype."""
     return [tensor for layer in layers for tensor in layer.tensors]
 
 
 def state_tensors(states: Sequence[StateLayer], layers: Iterable[KvLayer]) -> list[Tensor]:
-    """Returns the tensors whose rows make up a sequence's state, in order; none without states."""
+    """Returns the tensors whose rows make up a sequence's recurrent state, [state slots, ...] each, in the order in
+    which they are stored; an empty list without states."""
     if not states:
         return []
     rings = (layer.of_states for layer in layers)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class HostPage(NamedTuple):
-    """A page or a recurrent state, stored in one or several blocks."""
+    """A KV page or a recurrent state in RAM, stored in one or several blocks of equal size in bytes."""
 
     parts: list[Tensor]  # uint8, in order
     blocks: list[int]
@@ -36,18 +36,18 @@ class HostPage(NamedTuple):
         return torch.empty(sum(len(part) for part in self.parts), dtype=torch.uint8)
 
     def joined(self) -> Tensor:
-        """Returns the page's bytes as one tensor, copied if the page has several blocks."""
+        """Returns the page's bytes as one uint8 tensor; a copy if the page has several blocks."""
         return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
 
     def fill(self, whole: Tensor) -> None:
-        """Copies `whole` into the page. `whole` may be the page's own `buffer`, or on a GPU: then the current stream
-        copies."""
+        """Copies `whole` (uint8, the page's size) into the page. `whole` may be the page's own `buffer`, or on a GPU:
+        then the current stream copies."""
         for part, piece in self._pieces(whole):
             if part.data_ptr() != piece.data_ptr():
                 part.copy_(piece, non_blocking=True)
 
     def copy_to(self, whole: Tensor) -> None:
-        """Copies the page to `whole`. If `whole` is on a GPU, the current stream copies."""
+        """Copies the page to `whole` (uint8, the page's size). If `whole` is on a GPU, the current stream copies."""
         for part, piece in self._pieces(whole):
             piece.copy_(part, non_blocking=True)
 

@@ -67,7 +67,8 @@ class ModelSizes:
 
     @classmethod
     def of(cls, tensors: Mapping[str, TensorInfo], layout: KvLayout) -> ModelSizes:
-        """Computes the sizes. tensors: checked by `check_tensors`."""
+        """Returns the sizes in bytes of the model's parts: in the file, and on a GPU. tensors: by name, checked by
+        `check_tensors`."""
         shape = layout.shape
 
         def part(names: Iterable[str]) -> Bytes:

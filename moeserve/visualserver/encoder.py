@@ -29,7 +29,8 @@ class Tower(Protocol):
     def encode(
         self, pixels: Pixels, slice_ended: Callable[[float], None]
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Encodes a picture: see `towers.tower.Tower.encode`."""
+        """Returns the embeddings of a picture, float32 [tokens, width]. slice_ended: called between parts of the work,
+        during which the device may be used otherwise. See `towers.tower.Tower.encode`."""
         ...
 
 

@@ -35,8 +35,8 @@ _READERS: Final[Mapping[str, Callable[[TensorSource], AnyTowerShape]]] = {
 
 
 def open_tower(path: Path) -> tuple[TensorSource, AnyTowerShape]:
-    """Returns the file or folder and the tower's shape. Raises ModelError for a file without a tower, or with one that
-    is not supported."""
+    """Opens an mmproj GGUF file or a model's folder, and returns it with the shape of its vision tower. Raises
+    ModelError for a file without a tower, or with one that is not supported."""
     file: TensorSource = open_tower_folder(path) if path.is_dir() else open_gguf(path)
     meta = file.metadata
     if file.architecture != "clip":

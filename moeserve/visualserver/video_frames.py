@@ -26,8 +26,8 @@ def chosen_frames(total: int, fps: float, chosen_fps: float, most: int) -> list[
 
 
 def in_twos(frames: np.ndarray[Any, np.dtype[np.uint8]], seconds: Sequence[float]) -> Video:
-    """Returns the frames in parts of two, the last one twice if their number is odd. A part is shown halfway between
-    its frames."""
+    """Returns the frames, uint8 [frames, height, width, 3], in parts of two, the last frame twice if their number is
+    odd. seconds: when each frame is shown; a part is shown halfway between its frames."""
     if len(frames) % 2:
         frames, seconds = np.concatenate([frames, frames[-1:]]), [*seconds, seconds[-1]]
     times = [(first + second) / 2 for first, second in zip(seconds[::2], seconds[1::2], strict=True)]

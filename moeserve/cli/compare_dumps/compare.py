@@ -54,7 +54,8 @@ class TensorPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first row in which a tensor differs."""
+    """The first row in which a tensor of two dumps differs by more than the limit. The relative distance is |A - B|
+    over the greater of |A| and |B| (Euclidean norms of the row); largest: the largest difference of a number."""
 
     place: TensorPlace
     pair: int

@@ -77,7 +77,7 @@ def routing(
 
 
 def swapped(ids_a: npt.NDArray[Any], ids_b: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """Returns the experts of one row that only A chose, and the experts that only B chose."""
+    """Returns the experts (integer ids) of one row that only A chose, and those that only B chose."""
     return np.setdiff1d(ids_a, ids_b), np.setdiff1d(ids_b, ids_a)
 
 
@@ -87,7 +87,8 @@ def swapped_weight(
     weights_a: npt.NDArray[Any],
     weights_b: npt.NDArray[Any],
 ) -> float:
-    """Returns the part of one row's weights that belongs to experts which the other side did not choose."""
+    """Returns the greater of A's and B's sums of the weights of experts which the other side did not choose, for one
+    row. ids integers [top_k], weights floats [top_k]."""
     only_a, only_b = swapped(ids_a, ids_b)
     in_a, in_b = weights_a[np.isin(ids_a, only_a)].sum(), weights_b[np.isin(ids_b, only_b)].sum()
     return float(max(in_a, in_b))

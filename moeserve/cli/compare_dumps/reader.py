@@ -68,7 +68,8 @@ class StepReader:
         return name in self.shapes
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """Returns a whole tensor. Raises DumpError if the file is damaged."""
+        """Returns a whole tensor, with the shape and dtype that the dump has. Raises DumpError if the file is
+        damaged."""
         return self._checked(name, lambda: self._file.get_tensor(name))
 
     def read_row(self, name: str, row: int) -> npt.NDArray[Any]:
@@ -84,7 +85,7 @@ class StepReader:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """All rows of a dump, in the order of its steps."""
+    """All rows of a dump, in the order of its steps: an int64 array [rows] for each property of a row."""
 
     step: npt.NDArray[np.int64]  # the row's step: an index in Dump.steps
     row: npt.NDArray[np.int64]  # its row number in that step

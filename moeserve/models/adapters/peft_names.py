@@ -54,7 +54,8 @@ class Place(NamedTuple):
 
 
 def parse_name(name: str) -> TensorName | None:
-    """Parses a tensor's name. Returns None if the tensor is neither A nor B."""
+    """Returns the module and the matrix that a PEFT tensor's name names. Returns None if the tensor is neither LoRA's A
+    nor B."""
     match = _NAME.fullmatch(name)
     return (
         None

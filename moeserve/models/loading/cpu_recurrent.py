@@ -39,7 +39,8 @@ def load_mamba2(
     group: Callable[..., LinearGroup],
     vector: Callable[[str], torch.Tensor],
 ) -> CpuMamba2:
-    """Loads a Mamba-2 layer; arguments as for `load_recurrence`."""
+    """Loads a Mamba-2 layer: its two matrices in the file's type, its vectors as float32. Arguments as for
+    `load_recurrence`."""
     parameters = mamba2_parameters(shape, vector, as_attention=True)
     return CpuMamba2(norm, group(n.SSM_IN), parameters, group(n.SSM_OUT))
 

@@ -23,7 +23,8 @@ from moeserve.models.sources.source import ModelSource
 
 @dataclass(frozen=True, slots=True)
 class CpuEmbedding:
-    """The token embedding in the file's format; only looked up, never multiplied."""
+    """The token embedding as bytes of the file's type; rows are looked up, and the matrix is never multiplied.
+    ggml_type: ggml's number of the type."""
 
     table: npt.NDArray[np.uint8]  # [vocab, row_bytes]
     ggml_type: int
@@ -31,7 +32,8 @@ class CpuEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class CpuStreamMix:
-    """The weights that compute a block's input from a residual of several streams: kernels/streams/reference.py."""
+    """The weights that compute a block's input from a residual of several streams (kernels/streams/reference.py), and
+    add its output to each stream."""
 
     norm: Tensor  # float32 [streams, hidden]
     down: LinearGroup  # [low_rank, streams * hidden], then the injection weights [streams, streams * hidden]
@@ -40,8 +42,8 @@ class CpuStreamMix:
 
 @dataclass(frozen=True, slots=True)
 class CpuSinkhornMix:
-    """The weights through which a block reads a residual of several streams that are mixed:
-    kernels/streams/sinkhorn.py."""
+    """The weights through which a block reads a residual of several streams, which are mixed by a doubly stochastic
+    matrix: kernels/streams/sinkhorn.py."""
 
     ones: Tensor  # float32 [streams * hidden]: the weight of the norm before the product
     product: LinearGroup  # [streams * (2 + streams), streams * hidden]; [streams, ..] before the head
@@ -51,21 +53,21 @@ class CpuSinkhornMix:
 
 @dataclass(frozen=True, slots=True)
 class CpuLayerNorm:
-    """A norm that subtracts the mean first."""
+    """A LayerNorm without a bias: it subtracts the mean before it divides by the standard deviation."""
 
     weight: Tensor  # float32 [hidden]
 
 
 @dataclass(frozen=True, slots=True)
 class CpuStreamMean:
-    """The weights through which the head reads the mean of several streams."""
+    """The weight of the norm through which the head reads the mean of the residual's streams."""
 
     norm: Tensor  # float32 [hidden]
 
 
 @dataclass(frozen=True, slots=True)
 class CpuAttendedStreams:
-    """The weights through which a block attends to the residual's streams: kernels/streams/attended.py."""
+    """The weights with which a block weighs the residual's streams by attention: kernels/streams/attended.py."""
 
     score: Tensor  # float32 [hidden]
     norm: Tensor  # float32 [hidden]: of the sum
@@ -79,7 +81,8 @@ CpuInput = CpuNorm | Unnormed | CpuStreamMix | CpuSinkhornMix | CpuStreamMean | 
 
 @dataclass(frozen=True, slots=True)
 class CpuNgrams:
-    """The weights of a layer's n-gram embeddings: kernels/ngrams/reference.py."""
+    """The weights of a layer's n-gram embeddings: the table, which stays in the file, and the matrices and norms after
+    it. See kernels/ngrams/reference.py."""
 
     table: TableRows
     products: LinearGroup  # [streams * hidden, width] of keys, [hidden, width] of values
@@ -127,7 +130,7 @@ class GatedExperts:
 
 @dataclass(frozen=True, slots=True)
 class CpuBlockIndexer:
-    """The weights of an indexer of blocks: kernels/indexer/blocks.py."""
+    """The weights of an indexer that chooses blocks of keys for sparse attention: kernels/indexer/blocks.py."""
 
     inputs: LinearGroup  # [heads * dim, hidden] of index queries, [dim, hidden] of index keys
     q_norm: Tensor  # float32 [dim]
@@ -152,7 +155,7 @@ class CpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class CpuIndexer:
-    """The weights of an indexer: kernels/indexer/reference.py."""
+    """The weights of an indexer that chooses keys for sparse attention: kernels/indexer/reference.py."""
 
     # [dim, hidden] of index keys, [heads, hidden] of the heads' weights; of pooled index keys [dim, hidden] of gates
     inputs: LinearGroup
@@ -232,7 +235,7 @@ class CpuParts:
 
 @dataclass(frozen=True, slots=True)
 class CpuLayerInput:
-    """The weights of a layer's per-layer embeddings: gate, output and norm."""
+    """The weights with which one layer of Gemma's E models reads its per-layer embedding: gate, output and norm."""
 
     gate: LinearGroup  # [layer_input_width, hidden]
     output: LinearGroup  # [hidden, layer_input_width]
@@ -241,7 +244,7 @@ class CpuLayerInput:
 
 @dataclass(frozen=True, slots=True)
 class CpuLayerInputs:
-    """The weights that compute all layers' per-layer embeddings from a step's tokens."""
+    """The weights that compute the per-layer embeddings of all layers of Gemma's E models from a step's tokens."""
 
     table: CpuEmbedding  # [vocab, layers * layer_input_width]
     projection: LinearGroup  # [layers * layer_input_width, hidden], of the embeddings

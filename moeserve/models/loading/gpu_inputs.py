@@ -15,7 +15,8 @@ from moeserve.models.loading.unnormed import Unnormed
 
 @dataclass(frozen=True, slots=True)
 class GpuStreamMix:
-    """The weights that compute a block's input from a residual of several streams: kernels/streams/reference.py."""
+    """The weights that compute a block's input from a residual of several streams (kernels/streams/reference.py), and
+    add its output to each stream."""
 
     norm: Tensor  # [streams, hidden]
     down: list[MergedLinear]  # the rows of down and, of a block, of inject, in that order
@@ -28,8 +29,8 @@ class GpuStreamMix:
 
 @dataclass(frozen=True, slots=True)
 class GpuSinkhornMix:
-    """The weights that compute a block's input from streams that are mixed after the block:
-    kernels/streams/sinkhorn.py."""
+    """The weights that compute a block's input from streams that are mixed by a doubly stochastic matrix after the
+    block: kernels/streams/sinkhorn.py."""
 
     product: MergedLinear  # with the normalised residual
     mix: SinkhornMix
@@ -42,7 +43,7 @@ class GpuSinkhornMix:
 
 @dataclass(frozen=True, slots=True)
 class GpuStreamMean:
-    """A head that reads the norm of the streams' mean."""
+    """The weight of the norm through which the head reads the mean of the residual's streams."""
 
     norm: Tensor  # [hidden]
     nbytes: int = 0  # of matrices
@@ -64,7 +65,8 @@ GpuInput = GpuNorm | GpuStreams  # the weights by which a block reads any residu
 
 
 def norm_weight(w: GpuNorm) -> Tensor | None:
-    """Returns the weight for kernels that compute norms; None: they take the residual as it is."""
+    """Returns the RMSNorm weight, [hidden], for kernels that compute the norm themselves; None: they read the residual
+    without a norm."""
     return None if isinstance(w, Unnormed) else w
 
 

@@ -50,7 +50,8 @@ def load_merged(
 
 
 def with_biases(merged: list[MergedLinear], biases: list[Tensor]) -> list[MergedLinear]:
-    """Returns the matrices with the biases of all their parts, in order."""
+    """Returns the merged matrices with the biases (vectors, one number for each row) of all their parts, given in
+    order."""
     pieces = torch.cat(biases).split([matrix.rows for matrix in merged])
     # Each part is copied to memory of its own, because kernels are compiled for aligned addresses.
     return [replace(m, bias=piece.clone()) for m, piece in zip(merged, pieces, strict=True)]

@@ -19,8 +19,8 @@ def load_next_token(
     planes: Callable[[str], Planes],
     layer: Callable[[int, Sequence[int]], GpuLayer],
 ) -> GpuNextToken | None:
-    """Returns the block, with all its experts; None if it does not draft. vector, planes: load a tensor. layer: loads a
-    layer with these experts."""
+    """Returns the model's next-token block (MTP) with all its experts on the GPU; None if it does not draft. vector,
+    planes: load a tensor by its full name; layer: loads a layer by its index, with these experts."""
     if shape.next_token_layer is None:
         return None
     index = shape.num_layers

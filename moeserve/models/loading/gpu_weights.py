@@ -20,7 +20,8 @@ from moeserve.quantization.table import F16
 
 @dataclass(frozen=True, slots=True)
 class GpuExperts:
-    """Some or all experts of a layer, ordered by id, or the single feed-forward that all tokens pass through."""
+    """Some or all experts of a layer, ordered by id, on one GPU; or the single feed-forward that all tokens pass
+    through."""
 
     gate: Planes  # [experts, width, hidden]; without gates `up` itself
     up: Planes
@@ -39,7 +40,8 @@ class GpuExperts:
 
 @dataclass(frozen=True, slots=True)
 class GpuNgrams:
-    """The weights of a layer's n-gram embeddings: kernels/ngrams/reference.py."""
+    """The weights of a layer's n-gram embeddings: the table, which stays in the file, and the matrices and norms after
+    it. See kernels/ngrams/reference.py."""
 
     table: TableRows  # in the file
     products: list[MergedLinear]  # the rows of key and value
@@ -53,7 +55,7 @@ class GpuNgrams:
 
 @dataclass(frozen=True, slots=True)
 class GpuLayerInputs:
-    """The weights that compute all layers' per-layer embeddings from a step's tokens."""
+    """The weights that compute the per-layer embeddings of all layers of Gemma's E models from a step's tokens."""
 
     table: Planes  # [vocab, layers * layer_input_width]
     projection: MergedLinear  # [layers * layer_input_width, hidden], of the embeddings
@@ -254,7 +256,8 @@ class GpuLayer:
 
     @property
     def expert_map(self) -> Tensor | None:
-        """Each expert's index on this GPU, see GpuMoe; None: all experts are on this GPU, in order."""
+        """The index on this GPU of each of the layer's experts, int32 [E], see GpuMoe; None: all experts are on this
+        GPU, in order."""
         return None if self.moe is None else self.moe.expert_map
 
     @property
@@ -280,7 +283,7 @@ class GpuLayer:
 
 @dataclass(frozen=True, slots=True)
 class GpuNextToken:
-    """The block that drafts (models/next_token.py), with all its experts."""
+    """The weights of the block that drafts (models/next_token.py), with all its experts."""
 
     token_norm: Tensor  # [hidden]
     state_norm: Tensor
@@ -312,7 +315,7 @@ class GpuWeights:
 
 
 def plane_tensors(planes: Planes) -> list[Tensor]:
-    """Returns the planes' tensors in the order of kernel arguments."""
+    """Returns the tensors codes, scales and supers of the planes, in the order of kernel arguments."""
     return [planes.codes, planes.scales, planes.supers]
 
 

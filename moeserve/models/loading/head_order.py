@@ -36,7 +36,8 @@ def in_halves(shape: ModelShape, name: str, rows: Rows) -> Rows:
 def bytes_in_halves(
     shape: ModelShape, name: str, data: npt.NDArray[np.uint8], num_rows: int
 ) -> npt.NDArray[np.uint8]:
-    """Reorders like `in_halves`, for the bytes of a quantised matrix with `num_rows` contiguous rows."""
+    """Reorders the rows of a quantised matrix like `in_halves` does: data uint8, `num_rows` contiguous rows. Returns
+    bytes of the same size; unchanged if the matrix has no rows to reorder."""
     if not is_reordered(shape, name):
         return data
     return in_halves(shape, name, data.reshape(num_rows, -1)).reshape(-1)

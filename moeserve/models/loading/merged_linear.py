@@ -11,8 +11,8 @@ from moeserve.kernels.planes import Planes
 
 @dataclass(frozen=True, slots=True)
 class MergedLinear:
-    """One matrix, or two matrices of different types, that a single launch multiplies by; the outputs are
-    concatenated."""
+    """One matrix, or two matrices of different types over the same input, by which a single launch multiplies. The
+    output has the rows of the first, then those of the second."""
 
     first: Planes
     second: Planes | None = None

@@ -73,7 +73,7 @@ class Gemma3Shape(LayerNormSizes):
 
 
 def read_shape(file: TensorSource) -> Gemma3Shape:
-    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    """Returns the sizes of the tower from its metadata. Raises ModelError if one is missing or unsupported."""
     meta = file.metadata
     sizes = read_sizes(file, parts=1)
     ffn = meta.require_int(VISION + "feed_forward_length", 1, 1 << 18)

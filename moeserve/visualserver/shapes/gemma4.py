@@ -94,7 +94,7 @@ class Gemma4Shape(TowerSizes):
 
 
 def read_shape(file: TensorSource) -> Gemma4Shape:
-    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    """Returns the sizes of the tower from its metadata. Raises ModelError if one is missing or unsupported."""
     meta = file.metadata
     check_pixels(file, 0.0, 1.0)
     merge = meta.require_int(VISION + "projector.scale_factor", 1, 8, default=POOLED)

@@ -92,7 +92,7 @@ class GlmShape(TowerSizes):
 
 
 def read_shape(file: TensorSource) -> GlmShape:
-    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    """Returns the sizes of the tower from its metadata. Raises ModelError if one is missing or unsupported."""
     meta = file.metadata
     return GlmShape(
         **read_sizes(file),

@@ -60,7 +60,7 @@ class KimiShape(LayerNormSizes):
 
 
 def read_shape(file: TensorSource) -> KimiShape:
-    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    """Returns the sizes of the tower from its metadata. Raises ModelError if one is missing or unsupported."""
     meta = file.metadata
     table = file.tensors.get(POSITIONS)
     if table is None or len(table.shape) != 3:

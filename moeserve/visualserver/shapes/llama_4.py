@@ -77,7 +77,7 @@ class LlamaShape(LayerNormSizes):
 
 
 def read_shape(file: TensorSource) -> LlamaShape:
-    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    """Returns the sizes of the tower from its metadata. Raises ModelError if one is missing or unsupported."""
     meta = file.metadata
     sizes = read_sizes(file)
     merge = meta.require_int(VISION + "projector.scale_factor", 1, 8)

@@ -75,7 +75,7 @@ class MiniMaxShape(LayerNormSizes):
 
 
 def read_shape(file: TensorSource) -> MiniMaxShape:
-    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    """Returns the sizes of the tower from its metadata. Raises ModelError if one is missing or unsupported."""
     meta = file.metadata
     return MiniMaxShape(
         **read_sizes(file, parts=2, least_head=6),

@@ -87,7 +87,7 @@ class Qwen3VlShape(LayerNormSizes):
 
 
 def read_shape(file: TensorSource) -> Qwen3VlShape:
-    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    """Returns the sizes of the tower from its metadata. Raises ModelError if one is missing or unsupported."""
     meta = file.metadata
     sizes = read_sizes(file)
     key = VISION + "is_deepstack_layers"

@@ -174,8 +174,9 @@ def perceptron_floats(hidden: int, ffn: int, *, is_block_float: bool) -> int:
 
 
 def read_sizes(file: TensorSource, parts: int = 4, least_head: int = 1) -> FileSizes:
-    """Reads the sizes. A head has a multiple of `parts` dimensions, and at least `least_head`. Raises ModelError if a
-    size is missing or unsupported."""
+    """Returns the sizes that all towers have (widths in numbers, patch side in pixels), from the file's metadata. The
+    width of a head is a multiple of `parts`, and at least `least_head`. Raises ModelError if a size is missing or
+    unsupported."""
     meta = file.metadata
     hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
     heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
@@ -207,7 +208,8 @@ def stretch_rule(
 
 
 def check_tensors(file: TensorSource, shape: TowerShape) -> None:
-    """Raises ModelError if a tensor of the tower is missing or has another shape."""
+    """Checks the tower's tensors against the shapes that `shape` expects. Raises ModelError if one is missing or has
+    another shape."""
     for name, expected in shape.tensor_shapes().items():
         tensor = file.tensors.get(name)
         if tensor is None:
@@ -220,7 +222,8 @@ def check_tensors(file: TensorSource, shape: TowerShape) -> None:
 
 
 def check_pixels(file: TensorSource, mean: float, deviation: float) -> None:
-    """Raises ModelError unless the file scales pixels with this mean and deviation in each channel."""
+    """Checks that the file scales pixels, whose values are 0 to 1, with this mean and deviation in each of the three
+    channels. Raises ModelError if not."""
     for name, value in (("image_mean", mean), ("image_std", deviation)):
         key = VISION + name
         if any(each != value for each in file.metadata.require_floats(key, 3)):
@@ -228,7 +231,8 @@ def check_pixels(file: TensorSource, mean: float, deviation: float) -> None:
 
 
 def read_pixel_scale(file: TensorSource) -> PixelScale:
-    """Raises ModelError if the file does not say how its pixels are scaled."""
+    """Returns the mean and the deviation of each of the three channels, with which pixels (0 to 1) are scaled. Raises
+    ModelError if the file does not state them, or with numbers out of range."""
     mean, deviation = (file.metadata.require_floats(VISION + name, 3) for name in ("image_mean", "image_std"))
     if not all(0.0 <= each <= 1.0 for each in mean):
         raise file.metadata.error(VISION + "image_mean", "is not within 0 and 1 for each channel")
@@ -238,7 +242,8 @@ def read_pixel_scale(file: TensorSource) -> PixelScale:
 
 
 def position_side(file: TensorSource) -> int:
-    """Returns the side in patches of a square table of learned positions. Raises ModelError for another."""
+    """Returns the side, in patches, of the square table of learned positions. Raises ModelError if it is missing or not
+    square."""
     table = file.tensors.get("v.position_embd.weight")
     side = 0 if table is None or len(table.shape) != 2 else round(table.shape[0] ** 0.5)
     if table is None or side < 1 or side * side != table.shape[0]:
@@ -249,7 +254,8 @@ def position_side(file: TensorSource) -> int:
 
 
 def matrix_rows(file: TensorSource, name: str) -> int:
-    """Returns a matrix's number of rows. Raises ModelError if the tensor is missing or not a matrix."""
+    """Returns the number of rows of the matrix named `name`. Raises ModelError if the tensor is missing or not a
+    matrix."""
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 2:
         raise ModelError(file.path, f"{name} is not a matrix; convert it again")

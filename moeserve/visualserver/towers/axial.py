@@ -55,8 +55,8 @@ class AxialTower(LayerNormTower):
 
 
 def merge_order(rows: int, columns: int, merge: int) -> Tensor:
-    """Returns the patches' indices, counted row by row, in the tower's order: the patches of a token follow one
-    another."""
+    """Returns the patches' indices, int64 [rows * columns], counted row by row, in the tower's order: the merge * merge
+    patches of a token follow one another."""
     count = torch.arange(rows * columns)
     return count.view(rows // merge, merge, columns // merge, merge).permute(0, 2, 1, 3).flatten()
 

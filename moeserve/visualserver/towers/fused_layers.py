@@ -43,7 +43,8 @@ class FusedLayers:
         op.add_product(x, w.wide_product(at + "attn_out", mixed), w.bias(at + "attn_out"))
 
     def add_perceptron(self, at: str, x: Tensor, eps: float, approximate: str, up: str, down: str) -> None:
-        """Computes x += down(gelu(up(LayerNorm(x)))). up, down: the products' names."""
+        """Computes x += down(gelu(up(LayerNorm(x)))) in place, x [patches, hidden]. at: beginning of the layer's tensor
+        names; up, down: names of the products; approximate: gelu's form, as in torch."""
         w = self._weights
         y, _ = op.layer_norm(x, w[at + "ln2.weight"], w[at + "ln2.bias"], eps, w.dtype)
         wide = op.gelu(w.wide_product(at + up, y), w.bias(at + up), approximate, w.dtype)

@@ -35,8 +35,9 @@ log = logging.getLogger(__name__)
 
 
 def load_tower(config: ServerConfig, file: TensorSource, shape: AnyTowerShape) -> tuple[Tower, int]:
-    """Returns the tower after it has encoded its first picture, and the bytes of GPU memory that this process holds
-    then. Raises ModelError, and UserError if --mmproj-device names a device that cannot be used."""
+    """Loads the tower and returns it after it has encoded its first picture, with the bytes of GPU memory that this
+    process holds then (0 on the CPU). Raises ModelError, and UserError if --mmproj-device names a device that cannot be
+    used."""
     tokens = config.image_max_tokens or shape.default_max_tokens
     device = _device(config, shape)
     if device.type == "cuda":
@@ -64,7 +65,7 @@ def _warm_tower(
 def make_tower(
     file: TensorSource, shape: AnyTowerShape, device: torch.device = CPU, inputs: InputFormat | None = None
 ) -> Tower:
-    """Loads the tower's weights to the device. inputs: see `Tower`. Raises ModelError if a tensor is
+    """Returns the tower with its weights loaded to the device. inputs: see `Tower`. Raises ModelError if a tensor is
     missing or unsupported."""
     match shape:
         case Gemma3Shape():

@@ -121,9 +121,9 @@ class Constraints:
         return self._masks, index
 
     def follow(self, slots: Int32s) -> tuple[NDArray[np.bool_], tuple[Bits, Int32s] | None]:
-        """Returns, for one more token in the same step, which rows can be sampled now, and their masks (see
-        `masks_for`). The other rows, whose expensive mask is not waited for, get this token in a later step and do not
-        count as late."""
+        """Returns, for one more token in the same step, which rows can be sampled now (bool [rows]), and their masks
+        (see `masks_for`); None for the masks if no row is constrained. The other rows, whose expensive mask is not
+        waited for, get this token in a later step and do not count as late. slots: the rows' request slots."""
         ready = np.ones(len(slots), np.bool_)
         if not self._answers:
             return ready, None

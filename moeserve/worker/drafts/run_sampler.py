@@ -39,15 +39,18 @@ class DraftSampling(Protocol):
     def sample_at_once(
         self, logits: Tensor, slots: Int32s, ahead: Int32s
     ) -> Callable[[], SampledAtOnce] | None:
-        """Launches the sampling of a token for each row of `logits`, without masks. ahead: number of drafts of the
-        same request before each row. Returns what waits for the tokens, to be called before the next sampling; None
-        if a token depends on the tokens before it, or if it would save no time."""
+        """Launches the sampling of a token for each row of `logits` (float32 [rows, vocab]), without masks. slots:
+        request slots; ahead: number of drafts of the same request before each row. Returns what waits for the tokens,
+        to be called before the next sampling; None if a token depends on the tokens before it, or if it would save no
+        time."""
         ...
 
     def sample_from(
         self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
     ) -> tuple[Int32s, list[TokenLogprob | None]]:
-        """Samples a token for each row of `logits`; like `sample` and `sampled`. All slots differ."""
+        """Samples a token for each row of `logits`, float32 [rows, vocab], and waits for it. slots: the rows' request
+        slots, all different; masks: allowed tokens. Returns the tokens (int32 [rows]) and each row's logprobs, None
+        where none are asked for."""
         ...
 
     def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:

@@ -23,7 +23,8 @@ _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hashes_of(tokens: Int32s, width: int) -> npt.NDArray[np.uint64]:
-    """Returns hashes of each `width` consecutive tokens; there must be at least `width`."""
+    """Returns a uint64 hash of each `width` consecutive tokens: [len(tokens) - width + 1]. tokens: int32, at least
+    `width`."""
     ids = tokens.astype(np.uint64) + np.uint64(1)
     count = len(ids) - width + 1
     hashes = np.zeros(count, np.uint64)

@@ -20,7 +20,7 @@ TokenMasks = tuple[Int32s, Int32s]
 
 
 class ExpertCounts(NamedTuple):
-    """Use of the experts in all layers, summed over all devices."""
+    """Counts how often each expert of each layer is used, and says where it is, summed over all devices."""
 
     tokens: npt.NDArray[np.int64]  # [layers, experts]: tokens routed to each expert since start-up
     on_gpu: npt.NDArray[np.uint8]  # [layers, experts]: 1 for an expert in GPU memory

@@ -125,9 +125,12 @@ def attend_compressed(
     space: CpuWorkspace,
     pending: Tensor | None,
 ) -> None:
-    """Launches the rest of the block, after `project_compressed`. w: a CpuCompressedAttention. plans: the step's
-    plans. pending: this layer's draft record, if rows may have drafts. eps: added to the mean square under the norm's
-    root."""
+    """Launches the rest of a compressed-attention block after `project_compressed`: compression, attention and the
+    output projection, whose result goes where `block_output` says.
+
+    w: a CpuCompressedAttention; plans: the step's plans; pending: this layer's draft record (bytes), if rows may have
+    drafts, else None; eps: added to the mean square under the norm's root.
+    """
     assert isinstance(w, CpuCompressedAttention)
     assert plans is not None
     n, s, indexer, plan = batch.n, space.compressed, shape.indexer, plans.of(shape)
@@ -187,7 +190,8 @@ def commit_compressed(
     accepted: Tensor,
     pending: Tensor,
 ) -> None:
-    """Launches the commit of accepted drafts: see `CpuStream.commit_compressed`. w: a CpuCompressedAttention."""
+    """Launches the commit of accepted drafts to the compressors' states: see `CpuStream.commit_compressed`. w: a
+    CpuCompressedAttention; slot, first, accepted: int32 [sequences]; pending: the layer's draft record."""
     assert isinstance(w, CpuCompressedAttention)
     at, records = state.first, records_of(shape, pending)
     for compressor, parameters, record in zip(shape.compressors, w.compressors, records, strict=True):

@@ -247,7 +247,8 @@ class CpuDecoder:
         return len(self._states) > 0
 
     def copy_states(self, pairs: Tensor) -> None:
-        """Launches copies between slots of recurrent state, before a step: see `CpuStream.copy_states`."""
+        """Launches copies between slots of recurrent state, before a step. pairs: int32 [n, 2] (source, target): see
+        `CpuStream.copy_states`."""
         if self._states and self._states[0].states.shape[1]:  # states that are only windows have no values
             self._stream.copy_states(self._states[0].states, pairs)
         # A ring of keys need not be zeroed, because only written keys are read.
@@ -256,7 +257,8 @@ class CpuDecoder:
             self._stream.copy_states(rings, copies)
 
     def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
-        """Launches the commit of accepted drafts, after a step with drafts: see `CpuStream.commit_states`."""
+        """Launches the commit of accepted drafts to recurrent states, after a step with drafts. slot, first, accepted:
+        int32 [sequences]: see `CpuStream.commit_states`."""
         self._layers.commit_states(slot, first, accepted)
 
     def logits(self, rows: Tensor) -> Tensor:

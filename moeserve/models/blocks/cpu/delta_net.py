@@ -42,8 +42,9 @@ def recur(
     space: CpuWorkspace,
     pending: Tensor | None = None,
 ) -> None:
-    """Launches the rest of the block, after `project_delta`. pending: this layer's draft record, if rows may have
-    drafts. eps: added to the mean square under the norm's root."""
+    """Launches the rest of a gated delta net block after `project_delta`: convolution, recurrence, norm and output
+    projection, whose result goes where `block_output` says. Advances `state`. pending: this layer's draft record, if
+    rows may have drafts, else None; eps: added to the mean square under the norm's root."""
     n, delta = batch.n, space.delta
     assert delta is not None
     assert batch.states is not None

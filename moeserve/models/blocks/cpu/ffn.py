@@ -77,8 +77,8 @@ def feed_forward(
     *,
     add: bool,
 ) -> None:
-    """Launches the feed-forward of a layer without experts. eps: added to the mean square under the norm's root; n:
-    rows of the step."""
+    """Launches the feed-forward of a layer without experts: out = its output, float32 [n, hidden], or (add) out += it.
+    eps: added to the mean square under the norm's root; n: rows of the step."""
     if w.norm is not None:
         read_residual(stream, w.norm, eps, n, space)
     run_unrouted(stream, w.expert, shape, n, space, adapters, shape.parts, out, add=add)
@@ -98,7 +98,9 @@ def run_experts(
     disk: DiskLayer | None,
     y: Activations | None = None,
 ) -> None:
-    """Launches the experts that space.routing has chosen, on y; None: on space.y. n: rows of the step."""
+    """Launches the experts that space.routing has chosen: out = their weighted sum, float32 [n, hidden], or (add) out
+    += it. y: their input; None: space.y. disk: the layer's experts on disk; None: all are in RAM. n: rows of the
+    step."""
     e, b = w.experts, w.experts.biases
     stream.experts(
         e.gate, e.up, e.down, space.y if y is None else y, n, space.routing, space.h, expert_token_counts, out,
@@ -123,9 +125,9 @@ def run_unrouted(
     *,
     add: bool,
 ) -> None:
-    """Launches a feed-forward that all tokens pass through, down(activation(gate y, up y)), as a mixture of one
-    expert. If a shared expert has a gate of its own (`w.gate`), the result is multiplied by sigmoid(w.gate . y). n:
-    rows of the step."""
+    """Launches a feed-forward that all tokens pass through, down(activation(gate y, up y)), as a mixture of one expert:
+    out = the result, float32 [n, hidden], or (add) out += it. A shared expert's result is multiplied by sigmoid(w.gate
+    . y) if it has such a gate. n: rows of the step."""
     e, routing, h = w.experts, space.unrouted_routing, space.unrouted_h[w.experts.gate.rows]
     stream.shared_gate(space.y, n, w.gate, routing)
     stream.experts(

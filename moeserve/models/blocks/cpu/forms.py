@@ -75,7 +75,8 @@ class CpuForm:
 def angles_of(
     model: ModelShape, max_model_len: int, rope_factors: Tensor | None
 ) -> dict[AttentionForm, RopeTables]:
-    """Returns the angle tables of all positions, for each attention form of the model."""
+    """Returns the tables of cosines and sines of RoPE for all positions below max_model_len, for each attention form of
+    the model. rope_factors: divisors of the rotary frequencies, float32, see `rope_tables`."""
     return {form: rope_tables(model, max_model_len, form, rope_factors) for form in _kinds(model)}
 
 

@@ -18,8 +18,9 @@ from moeserve.models.loading.cpu_weights import CpuLayerInput, CpuLayerInputs
 def make_inputs(
     stream: CpuStream, w: CpuLayerInputs, shape: ModelShape, token_ids: Tensor, n: int, space: CpuWorkspace
 ) -> None:
-    """Launches the computation of all layers' inputs from x, which holds the embeddings. The projection is not divided
-    by sqrt(hidden), because the norm after it cancels such a factor (except for epsilon). n: rows of the step."""
+    """Launches the computation of all layers' per-layer embeddings, space.inputs.all, from token_ids (int32 [n]) and
+    from x, which holds the embeddings. n: rows of the step. The projection is not divided by sqrt(hidden), because the
+    norm after it cancels such a factor (except for epsilon)."""
     s, width = space.inputs, shape.layer_input_width
     assert s is not None
     stream.embed(w.table.table, w.table.ggml_type, token_ids, n, s.all, scale=width**0.5)

@@ -206,7 +206,8 @@ class CpuLayers:
         )
 
     def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
-        """Launches the commit of accepted drafts, after a step with drafts: see `CpuStream.commit_states`."""
+        """Launches the commit of accepted drafts to recurrent states, after a step with drafts. slot, first, accepted:
+        int32 [sequences]: see `CpuStream.commit_states`."""
         for index, pending in self._pending.items():
             mixer, state = self._shapes[index].mixer, self._states[index]
             if isinstance(mixer, CompressedAttentionShape):

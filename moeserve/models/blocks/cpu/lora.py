@@ -126,7 +126,8 @@ class LayerAdapters:
     def add(
         self, stream: CpuStream, x: Activations, n: int, parts: Sequence[str], out: Sequence[Tensor]
     ) -> None:
-        """Launches the addition of the adapters' terms to the products `parts` of x. n: rows of the step."""
+        """Launches out[i] += B A x of each row's adapter, for the products named `parts` of x. out: float32 [n, rows of
+        the part]; n: rows of the step."""
         tables = [self._tables.get((self._layer, part)) for part in parts]
         if any(table is not None for table in tables):
             stream.lora(x, n, self._rows, tables, list(out[: len(parts)]), self._shrunk)
@@ -150,8 +151,8 @@ def project(
     *,
     add: bool = False,
 ) -> None:
-    """Launches `CpuStream.linear`, and adds the adapters' terms for `parts`, which are the first matrices of the
-    group. n: rows of the step."""
+    """Launches `CpuStream.linear`: out = W x, or (add) out += W x, for a group of matrices; then adds the adapters'
+    terms for `parts`, the names of the group's first matrices. n: rows of the step."""
     stream.linear(x, n, weights, out, add=add)
     if adapters is not None:
         adapters.add(stream, x, n, parts, out)

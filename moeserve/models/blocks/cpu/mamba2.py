@@ -34,8 +34,9 @@ def recur_mamba2(
     space: CpuWorkspace,
     pending: Tensor | None = None,
 ) -> None:
-    """Launches the rest of the block, after `project_mamba2`. pending: this layer's draft record, if rows may have
-    drafts."""
+    """Launches the rest of a Mamba-2 block after `project_mamba2`: convolution, recurrence, norm and output projection,
+    whose result goes where `block_output` says. Advances `state`. pending: this layer's draft record, if rows may have
+    drafts, else None."""
     n, own = batch.n, space.mamba2
     assert own is not None
     assert batch.states is not None

@@ -107,8 +107,8 @@ class CpuNextTokenBlock:
         return self._model_x[:n].clone()
 
     def model_states(self, rows: Tensor) -> Tensor:
-        """Returns the model's hidden states, as the block reads them, of up to a step's rows. A view that the next
-        call overwrites."""
+        """Returns the model's hidden states in the form that the drafting block reads, float32 [n, hidden], for rows
+        [n, hidden] of at most a step. The result is a view that the next call overwrites."""
         if self._shape.drafts_before_norm:
             return rows
         n = len(rows)

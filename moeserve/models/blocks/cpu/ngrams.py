@@ -39,8 +39,8 @@ def add_ngrams(
     space: CpuWorkspace,
     pending: Tensor | None,
 ) -> None:
-    """Launches the addition to x, after `look_up`. state: the convolution's state. pending: the convolution's draft
-    record, if rows may have drafts."""
+    """Launches the addition of the n-gram embeddings to x, after `look_up`. state: the convolution's state, which is
+    advanced; pending: the convolution's draft record, if rows may have drafts, else None."""
     s, n, shape = space.ngrams, batch.n, model.ngrams
     assert s is not None
     assert shape is not None

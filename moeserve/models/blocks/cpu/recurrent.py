@@ -42,8 +42,9 @@ def mix_recurrent(
     space: CpuWorkspace,
     pending: Tensor | None,
 ) -> None:
-    """Launches the rest of the mixer, after `project_recurrent`, and advances the states. pending: this layer's draft
-    record, if rows may have drafts. eps: added to the mean square under the norm's root."""
+    """Launches the rest of a recurrent mixer (gated delta net, Mamba-2, short convolution) after `project_recurrent`,
+    and advances its states. pending: this layer's draft record, if rows may have drafts, else None; eps: added to the
+    mean square under the norm's root."""
     if isinstance(shape, Mamba2Shape):
         assert isinstance(w, CpuMamba2)
         recur_mamba2(stream, w, shape, state, batch, space, pending)

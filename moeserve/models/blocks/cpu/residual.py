@@ -83,9 +83,9 @@ def read_ahead(
     stream: CpuStream, w: CpuStreamMix | CpuSinkhornMix, eps: float, n: int, space: CpuWorkspace, out: Activations,
     weights: Tensor,
 ) -> None:  # fmt: skip
-    """Launches out = the input that a later block would compute from x as it is now, between `read_residual` and
-    `add_block` of another block. weights: a buffer for the weights of that later block's output, which nothing reads.
-    eps: added to the mean square under the norm's root; n: rows of the step."""
+    """Launches out = the input [n, hidden] that a later block would compute from x as it is now, between
+    `read_residual` and `add_block` of another block. weights: scratch for the weights of that later block's output,
+    which nothing reads; eps: added to the mean square under the norm's root; n: rows of the step."""
     if isinstance(w, CpuSinkhornMix):
         assert isinstance(space.streams, SinkhornWorkspace)
         _read_mixed(stream, w, eps, n, space, out, space.streams.products, None, weights)
@@ -171,8 +171,8 @@ def _read_mixed(
 
 
 def block_output(space: CpuWorkspace) -> tuple[Tensor, bool]:
-    """Returns the tensor to which a block writes its output, and whether the block adds to the tensor's contents.
-    `add_block` must follow."""
+    """Returns the float32 tensor to which a block writes its output, and whether the block adds to the tensor's
+    contents (True) or overwrites them. The caller must call `add_block` afterwards."""
     return (space.x, True) if space.streams is None else (space.streams.block, False)
 
 

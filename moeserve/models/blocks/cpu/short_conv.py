@@ -26,8 +26,9 @@ def convolve(
     space: CpuWorkspace,
     pending: Tensor | None = None,
 ) -> None:
-    """Launches the rest of the block, after `project_short_conv`. pending: this layer's draft record, if rows may have
-    drafts."""
+    """Launches the rest of a short-convolution block after `project_short_conv`: the gated convolution and the output
+    projection, whose result goes where `block_output` says. Advances `state`. pending: this layer's draft record, if
+    rows may have drafts, else None."""
     n, own = batch.n, space.short_conv
     assert own is not None
     assert batch.states is not None

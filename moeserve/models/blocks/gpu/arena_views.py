@@ -29,7 +29,8 @@ def spare(arena: Tensor, buffers: tuple[Buffer, ...], dtype: torch.dtype) -> Ten
 
 
 def activations(views: dict[str, Tensor], name: str, cols: int | None = None) -> GpuActivations:
-    """Returns the activations named `name`. cols: columns of a narrower view of the same memory."""
+    """Returns the activations named `name`: floats, and int8 codes with scales if they exist. cols: columns of a
+    narrower view of the same memory; None: all."""
     x, codes, scales = views[name], views.get(f"{name}_codes"), views.get(f"{name}_scales")
     if cols is None or cols == x.shape[1]:
         return GpuActivations(x, codes, scales)

@@ -71,7 +71,7 @@ class ChainInputs:
         )
 
     def columns(self, buffer: Tensor) -> ChainColumns:
-        """Returns views like those of this object, of another buffer with the same layout."""
+        """Returns views, by name, of another int32 buffer with this object's layout."""
         rows, panels = buffer[: len(buffer) - self._panels], buffer[len(buffer) - self._panels :]
         of_sections = self.width * self._sections
         numbers, first, by_depth = rows.tensor_split(

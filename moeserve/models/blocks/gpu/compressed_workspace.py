@@ -42,5 +42,6 @@ class CompressedWorkspace:
 def compressed_workspace(
     views: dict[str, Tensor], model: ModelShape, rows: int
 ) -> CompressedWorkspace | None:
-    """Returns None for a model without compressed attention."""
+    """Returns the buffers of compressed attention for steps of `rows` rows, as views of the arena; None for a model
+    without compressed attention."""
     return CompressedWorkspace(views, model, rows) if "compressed_q" in views else None

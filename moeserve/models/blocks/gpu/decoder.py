@@ -191,7 +191,8 @@ class GpuDecoder:
         return self._ffn.expert_token_counts
 
     def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
-        """Returns how many experts of these layers the CPU pool has read since start-up. Call it only between steps."""
+        """Returns how many experts of these layers (bool [layers]) the CPU pool has read since start-up. Call it only
+        between steps."""
         return self._ffn.ram.pool_reads(layers)
 
     @property
@@ -345,8 +346,8 @@ class GpuDecoder:
         self._state_slots.copy(pairs)
 
     def commit_states(self, moved: Tensor, count: int) -> None:
-        """Launches the changes of `count` sequences' states by the accepted drafts of the last step; moved: see
-        `commit_drafts`."""
+        """Launches the changes of `count` sequences' recurrent states by the accepted drafts of the last step. moved:
+        int32, on the GPU; see `commit_drafts`."""
         assert self._state_drafts is not None
         self._state_drafts.commit(moved, count)
 

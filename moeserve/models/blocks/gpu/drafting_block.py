@@ -66,7 +66,7 @@ Heads = Mapping[int, tuple[GpuHead, HeadProduct | None]]  # by rows
 
 @dataclass(frozen=True, slots=True)
 class BlockMatrices:
-    """The matrices around a layer that drafts."""
+    """The embedding and the head with which a drafting layer's tokens are read and scored."""
 
     embedding: Planes
     embedding_scale: float
@@ -187,8 +187,8 @@ class GpuDraftingBlock(ABC):
         self._store_joined(batch, s)
 
     def keep_rows(self, chosen: Tensor, count: int) -> None:
-        """Launches the update of the requests' kept states from rows of the last step. chosen: see
-        `kernels.next_token.op.keep_rows`."""
+        """Launches the update of `count` requests' kept hidden states from rows of the last step. chosen: int32, on the
+        GPU; see `kernels.next_token.op.keep_rows`."""
         keep_rows(self._states, chosen, count, self._kept)
 
     # ---------------------------------------------------------------- chains of drafts

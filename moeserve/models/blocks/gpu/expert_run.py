@@ -23,8 +23,9 @@ from moeserve.models.loading.gpu_weights import GpuExperts, plane_tensors
 
 
 class PendingSum(NamedTuple):
-    """A layer's expert outputs that are still to be added to x: the sum of `parts` times `weights`, plus the CPU
-    pool's sum. Parts whose id is negative are left out. ids None: all parts count, unweighted."""
+    """A layer's expert outputs that are still to be added to x: the sum of `parts` [rows, routes, hidden] times
+    `weights` float32 [rows, routes], plus the CPU pool's sum [rows, hidden]. Parts whose id is negative are left out.
+    ids None: all parts count, unweighted."""
 
     parts: Tensor | None
     weights: Tensor | None
@@ -33,7 +34,7 @@ class PendingSum(NamedTuple):
 
 
 class ExpertRun(NamedTuple):
-    """Some experts, the routes of all rows, and the output buffers."""
+    """The arguments of one launch of experts: the experts, the routes of all rows, and the input and output buffers."""
 
     y: GpuActivations  # the experts' input
     experts: GpuExperts

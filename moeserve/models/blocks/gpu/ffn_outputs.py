@@ -108,8 +108,9 @@ class FfnOutputs:
         return added_after_norms(s.x, self.unrouted_part(index, s)[:, 0], pending, norms, self._eps)
 
     def around_own_input(self, index: int, s: GpuWorkspace, change: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Returns the residual after attention and the layer's change of it, for an observer; None for a layer without
-        an input of its own. change: the feed-forward's part of it, from `after_norms`. index: of the layer, from 0."""
+        """Returns, for an observer, the residual after attention and the layer's change of it, float32 [rows, hidden]
+        on the host; None for a layer without an input of its own. change: the feed-forward's part of it, from
+        `after_norms`; index: of the layer, from 0."""
         if (own := self._own_inputs[index]) is None:
             return None
         projected = s.output.view(s.rows, -1).cpu().float()
@@ -147,7 +148,8 @@ class FfnOutputs:
         return s.routes[self._shapes[index].num_parts]
 
     def ids_here(self, index: int, routes: Routes) -> Tensor:
-        """Returns each route's index among the experts here; negative if the expert is not on this GPU."""
+        """Returns each route's index among the experts on this GPU, int32 [rows, parts]; negative if the expert is not
+        on it. index: of the layer, from 0."""
         return routes.local_expert_ids if self._has_expert_map[index] else routes.expert_ids
 
     def unrouted_part(self, index: int, s: GpuWorkspace) -> Tensor:

@@ -18,7 +18,8 @@ def as_planes(rows: Tensor, device: torch.device) -> Planes:
 
 
 def upload(rows: Tensor, into: Tensor) -> None:
-    """Launches a copy from any memory, which torch keeps until the copy is done."""
+    """Launches the copy of `rows` from pageable or pinned RAM to the first rows of `into`, of the same shape and dtype.
+    torch keeps the memory until the copy is done."""
     rows = rows.contiguous()
     into.copy_(rows.pin_memory() if into.is_cuda else rows, non_blocking=True)
 

@@ -33,8 +33,8 @@ class GpuForm:
 def forms_of(
     model: ModelShape, length: int, device: torch.device, rope_factors: Tensor | None
 ) -> dict[AttentionForm, GpuForm]:
-    """Returns the angle tables of each attention form, on the device. length: number of positions. rope_factors: on
-    the CPU, see `rope_tables`."""
+    """Returns RoPE's tables of cosines and sines of each attention form, on the device. length: number of positions;
+    rope_factors: float32, on the CPU, divisors of the rotary frequencies, see `rope_tables`."""
     forms: dict[AttentionForm, GpuForm] = {}
     sections = None
     if model.rope_sections is not None:

@@ -36,8 +36,9 @@ def choose_keys(
     s: GpuWorkspace,
     space: IndexerWorkspace,
 ) -> None:
-    """Launches an indexer: stores the rows' index keys and chooses the keys that each row attends to. Reads s.y, the
-    layer's input, and q_a, the compressed q. Writes `space.chosen` and `space.lasts`."""
+    """Launches an indexer: stores the rows' index keys and chooses the keys that each row attends to. Reads s.y [rows,
+    hidden], the layer's input, and q_a [rows, q_rank], the compressed q. Writes `space.chosen` and `space.lasts`
+    (int32)."""
     assert kv.index_keys is not None
     count = batch.count
     widths = [shape.dim, shape.num_heads, *([shape.gate_width] if shape.is_pooled else [])]
@@ -75,8 +76,8 @@ def choose_blocks(
     space: IndexerWorkspace,
 ) -> None:
     """Launches an indexer of blocks: stores the rows' index keys and chooses the blocks of keys that each row attends
-    to. Reads s.y, the layer's input. Writes `space.chosen` and `space.lasts`. eps: added to the mean square under the
-    norm's root."""
+    to. Reads s.y [rows, hidden], the layer's input. Writes `space.chosen` and `space.lasts` (int32). eps: added to the
+    mean square under the norm's root."""
     assert kv.index_keys is not None
     count, rule = batch.count, shape.rule
     q, keys = multiply_all(w.inputs, [shape.q_width, shape.dim], s.y, count, space.projected, s.dense)

@@ -38,7 +38,7 @@ class _Products(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuAdapterMatrices:
-    """An adapter in the layout that the GPU's kernels read."""
+    """A LoRA adapter's matrices on the GPU, in the layout that the kernels read."""
 
     entries: Tensor  # int64 [products, 4], on the host
     matrices: Tensor  # flat, on the device; the entries hold addresses in it
@@ -50,7 +50,7 @@ class GpuAdapterMatrices:
 
 
 class GpuAdapterRows(NamedTuple):
-    """Says which adapter each row of a step uses."""
+    """The LoRA adapter that each row of a step uses, and the products that any of them changes."""
 
     slots: Tensor  # int32 [rows] on the device; -1: none
     scope: AdapterScope  # the products that are launched

@@ -66,7 +66,8 @@ class LayerAdapters:
 
 @dataclass(frozen=True, slots=True)
 class ExpertAdapters:
-    """A step's adapters for a layer's experts. `of_routes` completes it with the routes."""
+    """A step's LoRA adapters for the products of a layer's experts, with scratch memory. `of_routes` completes it with
+    the routes."""
 
     gate_up: AdapterTable
     down: AdapterTable

@@ -73,7 +73,8 @@ class RamShare:
             self.handoff.check()
 
     def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
-        """Returns how many experts of these layers the pool has read since start-up."""
+        """Returns how many experts of these layers (bool [layers]) the CPU pool has read since start-up; 0 without a
+        pool."""
         return 0 if self.handoff is None else self.handoff.expert_reads(layers)
 
     def forget_counts(self) -> None:

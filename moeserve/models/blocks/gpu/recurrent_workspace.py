@@ -13,7 +13,8 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 
 
 class GateProducts(NamedTuple):
-    """Buffers of the second products of Kimi Delta Attention's decays and output gates."""
+    """Buffers of the second matrix products with which Kimi Delta Attention makes its decays (a) and output gates
+    (z)."""
 
     low_rank: GpuActivations  # low-rank input of a, then of z
     a: Tensor  # [rows, decays]
@@ -21,7 +22,7 @@ class GateProducts(NamedTuple):
 
 
 class KimiDeltaWorkspace(NamedTuple):
-    """Additional buffers of Kimi Delta Attention."""
+    """The buffers that Kimi Delta Attention needs in addition to those of a gated delta net."""
 
     qkv: Tensor  # [rows, channels]
     second: GateProducts | None  # None: a and z have one product each

@@ -42,5 +42,6 @@ class GpuStateDrafts:
         return self._records[self._places[index]]
 
     def commit(self, moved: Tensor, count: int) -> None:
-        """Launches the changes by accepted drafts; see `commit_drafts`."""
+        """Launches the changes of `count` sequences' recurrent states by accepted drafts. moved: int32, on the GPU; see
+        `commit_drafts`."""
         commit_drafts(self._records, self._states, self._layer_first, moved, count, self._heads)

@@ -70,16 +70,16 @@ class GpuSums:
         return self._ffns[index] is not None
 
     def add_ffn(self, index: int, partial: Tensor) -> None:
-        """Launches the sum over the GPUs of `partial`, this GPU's part of a feed-forward's output, in place, unless the
-        next norm computes it. index: of the layer, from 0."""
+        """Launches the sum over the GPUs of `partial` [rows, hidden], this GPU's part of a feed-forward's output, in
+        place; does nothing if the next norm computes the sum. index: of the layer, from 0."""
         all_reduce = self._ffns[index]
         if all_reduce is not None and self.ffn_within_norm(index, partial) is None:
             all_reduce(partial)
 
     def ffn_within_norm(self, index: int, partial: Tensor) -> SumNorm | None:
-        """Returns the fused sum and norm for the feed-forward of layer `index`; None if they are separate. They are
-        separate after the last layer: its next norm is the head's, which reads only some rows and may not run on
-        every rank."""
+        """Returns the kernel that sums `partial` [rows, hidden] of layer `index` over the GPUs and computes the next
+        norm; None if both are separate. They are separate after the last layer: its next norm is the head's, which
+        reads only some rows and may not run on every rank."""
         is_summed = self.sums_ffn(index) and index < len(self._ffns) - 1
         return self._chosen(partial) if is_summed else None
 

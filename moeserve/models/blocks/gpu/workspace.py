@@ -60,8 +60,8 @@ FLOATS: dict[torch.dtype, GpuFloat] = {
 
 @dataclass(frozen=True, slots=True)
 class GpuStateRows:
-    """The sequences whose recurrent states a step's rows advance: the first ones token by token, the others in
-    chunks."""
+    """The sequences whose recurrent states a step's rows advance: the first `num_recurrent` token by token, the others
+    in chunks of tokens."""
 
     sequences: StepSequences  # all of them
     num_recurrent: int  # number of the first ones; padding sequences have no rows
@@ -104,8 +104,8 @@ class GpuBatch:
 
 
 class Routes(NamedTuple):
-    """The routes of a layer: of each token, the experts that the router chose, then the feed-forwards that all
-    tokens pass."""
+    """The routes of a layer's rows: for each token the experts that the router chose, then the feed-forwards that all
+    tokens pass through."""
 
     expert_ids: Tensor  # int32 [rows, parts]
     local_expert_ids: Tensor  # index among the experts on this GPU; negative: not there
@@ -116,7 +116,8 @@ class Routes(NamedTuple):
 
 
 class AttentionWorkspace(NamedTuple):
-    """Buffers of the layers with the same attention form."""
+    """The buffers of attention for the layers with the same attention form (head widths, RoPE): they run one after
+    another, so they share them."""
 
     q: Tensor  # [rows, heads, head_dim], of the dtype that keys are read as
     attended: GpuActivations

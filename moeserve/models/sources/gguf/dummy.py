@@ -69,7 +69,8 @@ class DummyFile(GGUFFile):
         return out
 
     def rows(self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
-        """Returns random rows. A row is the same at each call."""
+        """Returns random rows of the tensor, uint8 [n, bytes of a row]. rows: int64 [n]; a row is the same at each
+        call."""
         tensor = self.tensors[name]
         pool = self._pool(tensor.type, std_of(tensor))
         row_bytes = tensor.nbytes // tensor.shape[0]
@@ -99,7 +100,8 @@ class DummyFile(GGUFFile):
 
 
 def std_of(tensor: TensorInfo) -> float:
-    """Returns the standard deviation of a matrix's weights."""
+    """Returns the standard deviation of the random weights of a matrix: 1 / sqrt(columns), which keeps activations near
+    1; times ROUTER for a router."""
     scale = ROUTER if n.FFN_GATE_INP in tensor.name else 1.0
     return float(scale / np.sqrt(tensor.shape[-1]))
 

@@ -58,7 +58,7 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of a model; rows are contiguous."""
+    """The name, shape, type and size in bytes of a model's tensor, whose rows are contiguous."""
 
     name: str
     shape: tuple[int, ...]  # row-major: the reverse of the file's order, so experts are [E, out, in]

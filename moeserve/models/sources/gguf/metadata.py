@@ -121,7 +121,8 @@ class Metadata(Mapping[str, MetadataValue]):
         return value
 
     def require_ints(self, key: str, length: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """Returns an integer array of exactly `length` entries, of any integer type."""
+        """Returns the metadata's integer array of exactly `length` entries, of any integer dtype. Raises the error of a
+        missing or unsuitable key (ModelError) otherwise."""
         value = self._lookup(key, None)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
             raise self.error(key, f"is {_describe(value)}, an array of integers is expected")

@@ -21,7 +21,8 @@ Order = npt.NDArray[np.int32]
 
 
 def columns_of(path: Path, stored: dict[str, StoredTensor], name: str, cols: int) -> StoredTensor:
-    """Returns the tensor that has the group of each of `cols` columns. Raises ModelError."""
+    """Returns the stored tensor (I32 or I64 [cols]) with the quantisation group of each column. Raises ModelError if it
+    is missing or has another length."""
     groups = find_part(path, stored, name, ("I32", "I64"), 1)
     if groups.shape != (cols,):
         raise misfit(path, name.rpartition(".")[0])

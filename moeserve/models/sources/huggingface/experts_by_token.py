@@ -20,8 +20,8 @@ from .safetensors_file import StoredTensor, stored_numbers
 def made_tensors(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """Makes a layer's table if it has one, and renames a norm that transformers names as a compressor's. Raises
-    ModelError."""
+    """Yields a layer's table of experts by token id, if it has one. Renames the norm of keys `attn.norm` in `stored` to
+    `attn.kv_norm`. Raises ModelError for a table that is not of integers."""
     norm = f"{prefix}attn.norm.weight"
     if norm in stored:
         stored[f"{prefix}attn.kv_norm.weight"] = stored.pop(norm)

@@ -89,7 +89,7 @@ class HuggingFaceFolder:
             raise SettingError(path, f"tensor {remaining[0]!r} has no place in a {mapping.model_type}")
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """See ModelSource."""
+        """Returns the tensor's bytes in GGUF's form, uint8: see ModelSource.data."""
         if name in self._made:
             return self._made[name].make()
         parts = self._parts[name]
@@ -104,7 +104,7 @@ class HuggingFaceFolder:
     def rows(
         self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """See ModelSource."""
+        """Returns the tensor's rows with these indices, uint8 [n, bytes of a row]: see ModelSource.rows."""
         made = self._made.get(name)
         if made is not None and made.take is not None:
             return made.take(rows)

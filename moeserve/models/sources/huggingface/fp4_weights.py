@@ -56,7 +56,9 @@ def with_packed_experts(path: Path, stored: Stored) -> Stored:
 
 
 def modelopt_matrix(path: Path, stored: Stored, prefix: str) -> StoredTensor:
-    """Returns ModelOpt's matrix. Raises ModelError."""
+    """Returns ModelOpt's NVFP4 matrix, converted to blocks when it is read: 4-bit floats (U8), a scale (FP8) for each
+    group of 16 columns, and one float32 scale for the matrix. Raises ModelError if one of these is missing or does not
+    fit."""
     weight = find_part(path, stored, f"{prefix}.weight", ("U8",))
     scales = find_part(path, stored, f"{prefix}.weight_scale", (FP8,))
     own = _own_scale(path, stored, f"{prefix}.weight_scale_2")

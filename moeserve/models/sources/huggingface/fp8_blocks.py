@@ -32,8 +32,9 @@ _EXPONENT_BIAS = 127
 def with_scales(
     path: Path, stored: dict[str, StoredTensor], config: dict[str, Any]
 ) -> dict[str, StoredTensor]:
-    """Attaches the scales to each 8-bit matrix, and removes them as separate tensors; parts of a table are left to
-    sharded_table.py. config: quantization_config. Raises ModelError for blocks that do not fit."""
+    """Returns the tensors, with the scales of each 8-bit float matrix attached to it instead of beside it; parts of a
+    table are left to sharded_table.py. config: quantization_config. Raises ModelError for scales whose blocks do not
+    fit."""
     block = _block_size(path, config)
     found = dict(stored)
     for name, tensor in stored.items():

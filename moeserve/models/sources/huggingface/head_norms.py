@@ -14,8 +14,8 @@ from .made_tensor import MadeTensor, bytes_of
 
 
 def scaled_head_norms(key: str) -> Callable[[Metadata], Iterator[tuple[str, MadeTensor]]]:
-    """Returns a function that yields each layer's norms: of q with the number under `<architecture>.<key>`, of k with
-    1."""
+    """Returns a function that yields each layer's norms of q and k, float32 [head width]: all numbers of q's are the
+    one under `<architecture>.<key>` of the metadata, those of k's are 1."""
 
     def made(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
         name = metadata.require_str("general.architecture")

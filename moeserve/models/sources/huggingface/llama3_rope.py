@@ -55,7 +55,8 @@ def llama3_rope(path: Path, config: Mapping[str, Any], theta: float) -> dict[str
 
 
 def rope_factors(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
-    """Yields the factors by which frequencies are divided, as a GGUF tensor. Yields nothing without such settings."""
+    """Yields a GGUF tensor, float32 [rotary width / 2], of the factors by which RoPE's frequencies are divided (Llama
+    3.1). Yields nothing if the metadata has no such settings."""
     architecture = metadata.require_str("general.architecture")
     if f"{architecture}.{_SETTINGS['factor']}" not in metadata:
         return

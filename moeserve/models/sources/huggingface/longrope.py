@@ -82,7 +82,8 @@ def _stretched(path: Path, config: Mapping[str, Any], given: Mapping[str, Any]) 
 
 
 def longrope_factors(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
-    """Yields both lists as GGUF tensors. Yields nothing where RoPE is not stretched."""
+    """Yields the lists of short and of long factors as GGUF tensors, float32 [rotary width / 2]. Yields nothing where
+    RoPE is not stretched."""
     architecture = metadata.require_str("general.architecture")
     for ours, name in zip(_LISTS.values(), (n.SHORT_ROPE_FACTORS, n.LONG_ROPE_FACTORS), strict=True):
         factors = metadata.get(f"{architecture}.{ours}")

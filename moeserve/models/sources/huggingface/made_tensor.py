@@ -23,7 +23,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class MadeTensor:
-    """A tensor that is converted when it is read."""
+    """A tensor that is converted to GGUF's form when it is read. shape and type are those of the result; sources: the
+    stored tensors that it is made from; make: returns its bytes."""
 
     shape: tuple[int, ...]
     type: QuantType
@@ -58,7 +59,8 @@ def product_made(first: StoredTensor, second: StoredTensor) -> MadeTensor:
 def rows_made(
     source: StoredTensor, shape: tuple[int, ...], choose: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 ) -> MadeTensor:
-    """Returns a tensor of the same type whose rows are selected by `choose`, independent of their length."""
+    """Returns a tensor of the same type whose rows are those that `choose` selects. choose: takes and returns an array
+    [..., rows, bytes or numbers of a row] and must not depend on a row's length."""
     packed = source.packed
     if packed is None:
         return values_made(source, shape, choose)
@@ -96,7 +98,8 @@ def scaled_rows(path: Path, source: StoredTensor, factors: npt.NDArray[np.float3
 
 
 def find_tensor(path: Path, stored: dict[str, StoredTensor], name: str, dimensions: int) -> StoredTensor:
-    """Returns a stored tensor. Raises ModelError if it is missing or has another number of dimensions."""
+    """Returns a stored tensor. Raises ModelError if it is missing or has another number of dimensions than
+    `dimensions`."""
     tensor = stored.get(name)
     if tensor is None:
         raise ModelError(path, f"tensor {name!r} is missing; download the whole repository")
@@ -138,7 +141,8 @@ def numbers_of(tensor: StoredTensor) -> npt.NDArray[Any]:
 
 
 def is_zero_bias(tensor: StoredTensor) -> bool:
-    """Returns whether the tensor is a bias of zeros, which some quantisers write for layers without a bias."""
+    """Returns whether the tensor is a bias (F16, BF16 or F32, one dimension) of zeros, which some quantisers write for
+    layers without a bias."""
     is_bias = tensor.name.endswith(".bias") and len(tensor.shape) == 1
     return is_bias and tensor.dtype in ("F16", "BF16", "F32") and not stored_numbers(tensor).any()
 

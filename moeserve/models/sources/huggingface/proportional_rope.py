@@ -56,8 +56,8 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def rope_factors(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
-    """Yields a GGUF tensor of divisors of the rotary frequencies in layers without a window: 1 for the first pairs, and
-    so large for the others that these do not rotate."""
+    """Yields a GGUF tensor, float32 [head width / 2], of divisors of the rotary frequencies in layers without a window:
+    1 for the first pairs, and NOT_ROTATED for the others, so large that these do not rotate."""
     architecture = metadata.require_str("general.architecture")
     dim = metadata.require_int(f"{architecture}.attention.key_length", 2, 1024)
     share = metadata.require_float(f"{architecture}.{n.ROTATED_SHARE}", 0.0, 1.0)

@@ -49,7 +49,7 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file: bytes start .. end, rows contiguous."""
+    """A tensor in a mapped safetensors file: bytes start .. end - 1, rows contiguous."""
 
     path: Path
     name: str
@@ -71,7 +71,8 @@ class StoredTensor:
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
-        """Returns the file's tensors from which this tensor is read."""
+        """Returns the file's tensors from which this tensor is read: itself, with its scales if it has any, or the
+        packed parts."""
         if self.packed is not None:
             return self.packed.sources
         return (self,) if self.scales is None else (self, self.scales)
@@ -151,7 +152,8 @@ def _stored(
 
 
 def stored_numbers(tensor: StoredTensor) -> npt.NDArray[Any]:
-    """Returns the tensor as unsigned integers of its width, in its shape."""
+    """Returns the tensor's elements as unsigned integers of the same width (uint8 to uint64), in its shape; a view of
+    the file."""
     data = np.frombuffer(tensor.buffer, np.uint8, tensor.end - tensor.start, tensor.start)
     item = data.nbytes // max(1, math.prod(tensor.shape))
     # A header of odd length leaves numbers at odd addresses; numpy can read these.

@@ -61,7 +61,8 @@ def check_spaced(path: Path, tokenizer: Mapping[str, Any]) -> None:
 def spaced_kinds(
     tokens: Sequence[str], kinds: np.ndarray[Any, np.dtype[np.int32]]
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Returns `kinds` with byte tokens and visible control tokens marked."""
+    """Returns a copy of the tokens' kinds (int32, GGUF's token types) in which byte tokens are marked as bytes, and
+    control tokens that may be shown as user-defined."""
     kinds = kinds.copy()
     for token_id, token in enumerate(tokens):
         if token in _BYTES:

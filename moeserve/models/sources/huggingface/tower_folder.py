@@ -54,7 +54,7 @@ class TowerFolder:
         self._made = made
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """See TensorSource."""
+        """Returns the tensor's bytes in GGUF's form, uint8: see TensorSource.data."""
         return self._made[name].make()
 
     def advise_done(self, name: str) -> None:

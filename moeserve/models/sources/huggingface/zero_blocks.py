@@ -27,7 +27,8 @@ CENTERED_TYPES = {4: Q4_0, 8: Q8_0}
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """A matrix in the form from which blocks are built."""
+    """A quantised matrix with integer codes, scales and zero points by group of columns, from which GGUF blocks are
+    built."""
 
     codes: Bytes  # unsigned [rows, cols * bits / 8], in column order from the lowest bits
     scales: npt.NDArray[Any]  # [rows, groups], float16, float32 or the bits of bfloat16

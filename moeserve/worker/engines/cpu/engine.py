@@ -171,7 +171,8 @@ class CpuEngine:
         return self._logits(rows)
 
     def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> None:
-        """Returns None: calls are cheap here, as no device has to be waited for."""
+        """Returns None, so that the caller samples row by row: on the CPU no device has to be waited for, so one call
+        for all rows would save nothing."""
 
     def sample_from(
         self, logits: Tensor, slots: Int32s, masks: TokenMasks | None

@@ -23,7 +23,8 @@ from moeserve.sampling.parameters import settings_of
 def bind_arguments(
     params: SamplingParams, vocab_size: int, prompt_ids: NDArray[np.int32], output_ids: NDArray[np.int32]
 ) -> dict[str, Any]:
-    """Returns a request's parameters as arguments of the sampling kernels' `bind`, for CPU and GPU."""
+    """Returns a request's sampling parameters, and its prompt and output tokens (int32), as keyword arguments of the
+    sampling kernels' `bind`, for CPU and GPU."""
     return {
         **settings_of(params),
         "top_k": min(params.top_k, vocab_size),
@@ -40,8 +41,8 @@ def bind_arguments(
 
 
 class Draw(NamedTuple):
-    """Describes how a sampler would draw from logits: the tokens that are left, in their order, and the point of the
-    draw."""
+    """Describes how a sampler would draw from a row of logits: the tokens that its filters leave, in their order, and
+    the point at which their running weight is drawn."""
 
     token_ids: NDArray[np.int32]  # [n]
     weights: NDArray[np.float32]  # [n], proportional to their probabilities
@@ -73,7 +74,8 @@ class CpuSampler:
         prompt_ids: NDArray[np.int32],
         output_ids: NDArray[np.int32],
     ) -> None:
-        """Initialises a request slot. Raises ValueError for a token id out of range, for example in logit_bias."""
+        """Initialises a request slot with the request's parameters and its tokens so far (int32). Raises ValueError for
+        a token id out of range, for example in logit_bias."""
         arguments = bind_arguments(params, self._vocab_size, prompt_ids, output_ids)
         self._state.bind(req_slot, **arguments, logprobs=-1 if params.logprobs is None else params.logprobs)
         self._drawn[req_slot] = (arguments["seed"], len(prompt_ids)) if params.temperature else None

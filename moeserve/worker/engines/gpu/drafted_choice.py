@@ -49,7 +49,9 @@ class DraftedChoice:
     def sample_at_once(
         self, logits: Tensor, slots: Int32s, ahead: Int32s
     ) -> Callable[[], SampledAtOnce] | None:
-        """Returns None if a request's sampling depends on its earlier tokens, as with penalties."""
+        """Launches the sampling of all rows of `logits` (float32 [rows, vocab]) together, and returns what waits for
+        the tokens; None if a request's sampling depends on its earlier tokens, as with penalties. slots, ahead: as in
+        `RunSampler`."""
         if self._sampler.depends_on_outputs(slots):
             return None
         count, on_device, number = self._bring(slots, ahead)

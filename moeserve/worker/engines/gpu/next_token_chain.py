@@ -184,7 +184,8 @@ class NextTokenChain:
         self._block.keep_rows(pinned_copy(chosen, self._device), len(slots))
 
     def draft(self, start: ChainStart) -> tuple[Int32s, npt.NDArray[np.float32]]:
-        """Launches a chain and waits for its drafts."""
+        """Launches a chain of drafts and waits for it. Returns the draft tokens, int32 [depths, rows], and their
+        probabilities, float32 of the same shape; those after a row's `most` are invalid."""
         return self.launch(start).found()
 
     def launch(self, start: ChainStart) -> LaunchedChain:

@@ -22,8 +22,8 @@ Int32s = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Logprobs of some rows, on the device or on the host: of the target tokens, with ranks, and of the MAX_TOP most
-    likely tokens."""
+    """Natural log probabilities of n rows, on the GPU or in RAM: of the target tokens, with their ranks (1: the
+    likeliest), and of the MAX_TOP most likely tokens."""
 
     targets: Tensor  # int32 [n]
     logprobs: Tensor  # float32 [n]
@@ -137,7 +137,8 @@ class GpuSampler:
         self._noted.clear()
 
     def launch_all_kernels(self, logits: Tensor, slots: Tensor, count: Tensor) -> None:
-        """Launches all kernels that sampling len(logits) rows may need. Called inside `compile_ahead`."""
+        """Launches all kernels that sampling len(logits) rows may need, so that they are compiled. Called inside
+        `compile_ahead`. logits: float32 [rows, vocab]; slots: int32 [rows]; count: int32 [1]."""
         self.sample_ahead(logits, slots, count, slots)
         state, w, n = self._state, self._workspace, len(logits)
         masks = self._masks[:n]

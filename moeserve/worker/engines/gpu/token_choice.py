@@ -15,7 +15,8 @@ from moeserve.worker.sequences import Int32s
 
 
 class LogitRows(NamedTuple):
-    """Rows of logits on the device, padded to a size of the head."""
+    """Rows of logits on the GPU from which tokens are chosen, padded to one of the sizes for which the head has a CUDA
+    graph."""
 
     logits: Tensor  # float32 [size, vocab]
     slots: Tensor  # int32 [size]: request slots

@@ -61,8 +61,8 @@ class MicroBatches:
     # ---------------------------------------------------------------- decode steps
 
     def capture(self, sizes: Sequence[int], logits: dict[int, Tensor]) -> None:
-        """Captures the divided decode steps of these sizes with the head, which writes to `logits`. Every rank calls
-        it, in the same order."""
+        """Captures CUDA graphs of the divided decode steps with these numbers of rows, including the head, which writes
+        to logits[size]. Every rank must call it with the sizes in the same order."""
         self._logits = logits
         graphs = CudaGraphs(self._model.device)
         for size in sizes:

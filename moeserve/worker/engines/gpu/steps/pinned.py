@@ -11,8 +11,8 @@ from torch import Tensor
 
 
 def pinned_copy(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copies an array to the device asynchronously. From memory that is not pinned, the copy would wait for earlier
-    launches."""
+    """Returns a copy of the array on the device, of the same shape and dtype, without waiting for it. From memory that
+    is not pinned, the copy would wait for earlier launches."""
     here = torch.from_numpy(array)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 

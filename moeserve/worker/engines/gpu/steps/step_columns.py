@@ -124,7 +124,7 @@ class ColumnLayout:
 def padded_columns(
     columns: StepColumns[npt.NDArray[np.int32]], width: str, dummy_slot: int
 ) -> Iterator[tuple[npt.NDArray[np.int32], int]]:
-    """Yields the existing columns of one width, each with its padding value."""
+    """Yields the existing columns of one width (int32 arrays), each with the number that pads it."""
     for name, column in DECLARED.items():
         values = getattr(columns, name)
         if column.width == width and column.padding is not None and len(values):

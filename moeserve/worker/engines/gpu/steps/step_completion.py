@@ -68,11 +68,11 @@ class StepCompletion:
         return interval
 
     def bring(self, tokens: Tensor) -> None:
-        """Launches the download of up to head_rows tokens, and marks it."""
+        """Launches the download of up to head_rows tokens (int32, on the GPU), and an event after it."""
         self._tokens[: len(tokens)].copy_(tokens, non_blocking=True)
         self.mark()
 
     def brought(self, count: int) -> NDArray[np.int32]:
-        """Waits for the downloaded tokens. Returns an array that the caller owns."""
+        """Waits for the download and returns its first `count` tokens, an int32 array that the caller owns."""
         self.wait()
         return self._tokens[:count].numpy().copy()

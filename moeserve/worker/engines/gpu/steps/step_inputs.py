@@ -274,7 +274,7 @@ class StepInputs:
             take_sampled(self.token_ids, sampled)
 
     def batch(self, path: StepPath, tiles: tuple[Tensor, ...] | None = None) -> GpuBatch:
-        """Returns the step's rows for the model; see GpuBatch. tiles: those of a path with tiles, after
+        """Returns the step's rows for the model: see GpuBatch. tiles: int32, those of a path with tiles, after
         `fill_decode_rows` and `copy`; None: recurrent layers process each sequence token by token."""
         c = self._device
         states = None

@@ -48,7 +48,7 @@ GraphFamily = Literal["decode", "decode parts", "small", "drafts", "prompts"]
 
 
 class StepShape(NamedTuple):
-    """The properties of a step on which its path depends."""
+    """The properties of a step that decide how it is launched: by which CUDA graph, or eagerly."""
 
     counts: npt.NDArray[np.int32]  # [sequences]: tokens of each; sequences with one token come first
     num_rows: int  # their sum
@@ -153,7 +153,8 @@ def path_of(step: StepShape, facts: StepFacts) -> StepPath:
 
 
 def path_of_part(counts: npt.NDArray[np.int32], num_rows: int, facts: StepFacts) -> StepPath:
-    """Returns the path of one part of a divided prompt step: eager, like a step of these rows."""
+    """Returns the path of one part of a divided prompt step: it runs eagerly, like a step of these rows. counts: int32,
+    tokens of each sequence."""
     return _eager(StepShape(counts, num_rows), facts)._replace(is_independent=False, streamed=0.0)
 
 
@@ -204,8 +205,9 @@ def padded_size(n: int, sizes: Sequence[int]) -> int:
 def rows_alone(
     counts: npt.NDArray[np.int32], num_rows: int, drafted: npt.NDArray[np.int32] | None = None
 ) -> int:
-    """Returns how many of the first rows use decode attention: each sequence's last token and its drafts. In steps
-    of few rows all do, chunks included: only decode attention writes the format that the small-batch products read."""
+    """Returns how many of the first rows use decode attention: each sequence's last token and its drafts. In steps of
+    at most SMALL_BATCH_ROWS rows all do, chunks included: only decode attention writes the format that the small-batch
+    products read. counts, drafted: int32 [sequences], tokens of each and the drafts among them."""
     if num_rows <= SMALL_BATCH_ROWS or num_rows == len(counts):
         return num_rows
     is_chunk = counts > 1 if drafted is None else counts - drafted > 1
@@ -216,7 +218,7 @@ def rows_alone(
 
 def sequences_alone(counts: npt.NDArray[np.int32], num_decode: int) -> int:
     """Returns how many of the first sequences the first `num_decode` rows belong to; fewer than rows if some are
-    drafts."""
+    drafts. counts: int32 [sequences], tokens of each."""
     return int(np.searchsorted(np.cumsum(counts), num_decode, side="right"))
 
 
