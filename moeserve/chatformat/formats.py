@@ -1,5 +1,5 @@
-"""The table of the tool-call formats. gpt-oss's and Kimi-K3's are not in it, because they cover whole answers
-(`harmony.py`, `kimi_k3.py`)."""
+"""The table of the tool-call formats. gpt-oss's, Kimi-K3's and Solar Open's are not in it, because they
+cover whole answers (`harmony.py`, `kimi_k3.py`, `solar_open.py`)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from . import (
     qwen3_coder,
     section_tags,
     seed,
+    solar_open,
 )
 from .bare_calls import BareCalls
 from .either_body import EitherBody
@@ -299,3 +300,8 @@ def is_harmony(template: str) -> bool:
 def has_sections(template: str) -> bool:
     """Returns whether a chat template is Kimi-K3's: reasoning, text and calls are sections between tags."""
     return all(word in template for word in section_tags.WORDS)
+
+
+def is_solar_open(template: str) -> bool:
+    """Returns whether a chat template is Solar Open's: reasoning, text and calls are messages."""
+    return solar_open.CALL_ARGS in template and solar_open.THINK in template

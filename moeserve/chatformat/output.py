@@ -9,7 +9,6 @@ import msgspec
 
 from .bare_calls import BareCalls
 from .events import CallArguments, Event, Reasoning, Text
-from .reasoning import ReasoningParser
 from .reasoning_calls import ReasoningCalls
 from .tool_calls import ToolCallParser
 
@@ -41,12 +40,23 @@ class AnswerParser(Protocol):
         ...
 
 
+class ReasoningSplitter(Protocol):
+    """Splits an answer into reasoning and text, in which calls still are."""
+
+    @property
+    def is_thinking(self) -> bool: ...
+
+    def push(self, text: str) -> list[Event]: ...
+
+    def finish(self) -> list[Event]: ...
+
+
 class OutputParser:
     """Parses a model's text: first the reasoning, then text with calls. Either part may be missing."""
 
     def __init__(
         self,
-        reasoning: ReasoningParser | None,
+        reasoning: ReasoningSplitter | None,
         tools: ToolCallParser | None,
         offered: Collection[str] = (),
         *,

@@ -185,6 +185,7 @@ class ApiConfig(SeveralModelsConfig):
             "lfm2",
             "harmony",
             "kimi_k3",
+            "solar_open",
             "none",
         ),
     )
@@ -194,7 +195,8 @@ class ApiConfig(SeveralModelsConfig):
         "how the model marks its reasoning (qwen3: <think> and </think>; hunyuan, ernie: the same, with the answer in "
         "<answer> or <response>; hy_v3: <think:opensource>; minimax_m3: <mm:think>; mistral: [THINK] and "
         "[/THINK]; gemma4: <|channel>thought and <channel|>; cohere: <|START_THINKING|>; seed_oss: <seed:think>; "
-        "harmony: gpt-oss's channels; kimi_k3: Kimi-K3's sections); auto: recognised from its chat template",
+        "harmony: gpt-oss's channels; kimi_k3: Kimi-K3's sections; solar_open: Solar Open's messages); auto: "
+        "recognised from its chat template",
         choices=(
             "auto",
             "qwen3",
@@ -208,6 +210,7 @@ class ApiConfig(SeveralModelsConfig):
             "seed_oss",
             "harmony",
             "kimi_k3",
+            "solar_open",
             "none",
         ),
     )

@@ -15,7 +15,16 @@ from .errors import GrammarError
 from .json_schema.enforced import enforced
 from .json_schema.keywords import subschemas
 from .json_schema.references import Document, Place, pointer
-from .spec import Channels, GrammarSpec, JsonOrToolCalls, JsonSchema, Sections, WholeAnswer, WithCalls
+from .spec import (
+    Channels,
+    GrammarSpec,
+    JsonOrToolCalls,
+    JsonSchema,
+    Messages,
+    Sections,
+    WholeAnswer,
+    WithCalls,
+)
 
 MAX_SECONDS: Final = 0.5  # CPU time of the search
 MAX_PLACES: Final = 100  # depth of nesting
@@ -47,7 +56,11 @@ def _schemas(spec: GrammarSpec) -> Iterator[tuple[str, str]]:
     match spec:
         case JsonSchema(schema=schema) | JsonOrToolCalls(schema=schema):
             yield "", schema
-        case Channels(answer=JsonSchema(schema=schema)) | Sections(answer=JsonSchema(schema=schema)):
+        case (
+            Channels(answer=JsonSchema(schema=schema))
+            | Messages(answer=JsonSchema(schema=schema))
+            | Sections(answer=JsonSchema(schema=schema))
+        ):
             yield "", schema
     if isinstance(spec, WithCalls | WholeAnswer):
         yield from ((f'tool "{tool.name}"', tool.schema) for tool in spec.tools)

@@ -22,6 +22,7 @@ from .spec import (
     GrammarTool,
     JsonOrToolCalls,
     JsonSchema,
+    Messages,
     Sections,
     TaggedArgument,
     WholeAnswer,
@@ -46,7 +47,11 @@ def _with_lenient_answer(spec: GrammarSpec) -> GrammarSpec:
     match spec:
         case JsonSchema(schema=schema) | JsonOrToolCalls(schema=schema):
             return msgspec.structs.replace(spec, schema=_expressible(schema))
-        case Channels(answer=JsonSchema(schema=schema)) | Sections(answer=JsonSchema(schema=schema)):
+        case (
+            Channels(answer=JsonSchema(schema=schema))
+            | Messages(answer=JsonSchema(schema=schema))
+            | Sections(answer=JsonSchema(schema=schema))
+        ):
             return msgspec.structs.replace(spec, answer=JsonSchema(_expressible(schema)))
     return spec
 

@@ -126,6 +126,18 @@ class Channels(msgspec.Struct, frozen=True, tag=True):
     max_reasoning: int | None = None  # most tokens of reasoning, 0: none
 
 
+class Messages(msgspec.Struct, frozen=True, tag=True):
+    """An answer of Solar Open: reasoning and text, then calls of these tools or the last text, whose form is
+    `answer`."""
+
+    tokens: dict[str, int]  # the format's control tokens, by text
+    answer: AnswerSpec | None = None  # None: any text
+    tools: list[GrammarTool] = []
+    must_call: bool = False
+    parallel: bool = True
+    max_reasoning: int | None = None  # most tokens of reasoning, 0: none
+
+
 class Sections(msgspec.Struct, frozen=True, tag=True):
     """An answer of Kimi-K3: reasoning, a response whose form is `answer`, and calls of these tools. A tool without
     `arguments` has them in one JSON object, unless its schema allows any object."""
@@ -140,6 +152,6 @@ class Sections(msgspec.Struct, frozen=True, tag=True):
 
 
 WithCalls = ToolCalls | TextWithToolCalls | JsonOrToolCalls
-WholeAnswer = Channels | Sections
+WholeAnswer = Channels | Messages | Sections
 GrammarSpec = AnswerSpec | WithCalls | WholeAnswer
 ANY_OBJECT: Final = JsonSchema('{"type": "object"}')

@@ -23,6 +23,7 @@ from .spec import (
     GrammarTool,
     JsonOrToolCalls,
     JsonSchema,
+    Messages,
     Regex,
     Sections,
     TextWithToolCalls,
@@ -32,6 +33,7 @@ from .tagged_calls import tagged_tools, with_whole_calls
 
 _ANYTHING: Final = "/(?s:.*)/"
 _NUMBER: Final = "/:[0-9]{1,4}/"  # number of a call
+_CALL_ID: Final = "/[a-z0-9]{10}/"  # Solar Open's
 
 
 def to_grammar(spec: GrammarSpec) -> str:
@@ -57,6 +59,8 @@ def to_grammar(spec: GrammarSpec) -> str:
             return f"start: answer | calls\n{answer}{_calls(form, parallel)}{_tools(tools, form)}"
         case Channels():
             return _channels(spec)
+        case Messages():
+            return _messages(spec)
         case Sections():
             answer_rule = None if spec.answer is None else "@answer"
             return _with_answer(SectionRules(spec, answer_rule).lines(), spec.answer)
@@ -116,6 +120,36 @@ def _channels(spec: Channels) -> str:
         lines.append(f"tool_{i}: {channel} {recipient} {json_follows} {message} {arguments[i]}")
     lines += rules
     return _with_answer(lines, spec.answer)
+
+
+def _messages(spec: Messages) -> str:
+    """Returns the grammar of the text after `<|begin|>assistant`."""
+    tokens = {name: f"<[{token_id}]>" for name, token_id in spec.tokens.items()}
+    again = f'{tokens["<|end|>"]} {tokens["<|begin|>"]} "assistant"'
+    most = spec.max_reasoning
+    begin = "" if most == 0 else "reasoning?"
+    last = "final"
+    if spec.tools:
+        begin += " before?"
+        last = "calls" if spec.must_call else "(final | calls)"
+    lines = [
+        f"start: {begin} {last}",
+        f"reasoning: {tokens['<|think|>']} reasoning_text {again}",
+        f"reasoning_text{f'[max_tokens={most}]' if most else ''}: {_ANYTHING}",
+        f"before: {tokens['<|content|>']} TEXT {again}",
+        f"final: {tokens['<|content|>']} {'TEXT' if spec.answer is None else '@answer'}",
+        f"TEXT: {_ANYTHING}",
+    ]
+    if spec.tools:
+        lines.append(f"calls: {tokens['<|tool_calls|>']} call{'+' if spec.parallel else ''}")
+        lines.append("call: " + " | ".join(f"tool_{i}" for i in range(len(spec.tools))))
+        lines.append(f"CALL_ID: {_CALL_ID}")
+    arguments, rules = _argument_rules(spec.tools)
+    opening, name = f"{tokens['<|tool_call:begin|>']} CALL_ID", tokens["<|tool_call:name|>"]
+    between, close = tokens["<|tool_call:args|>"], tokens["<|tool_call:end|>"]
+    for i, tool in enumerate(spec.tools):
+        lines.append(f"tool_{i}: {opening} {name} {literal(tool.name)} {between} {arguments[i]} {close}")
+    return _with_answer([*lines, *rules], spec.answer)
 
 
 def _with_answer(lines: Sequence[str], answer: AnswerSpec | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from moeserve.chatformat import solar_open
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.kimi_k3 import KimiK3Parser
@@ -12,6 +13,7 @@ from moeserve.chatformat.reasoning import QWEN3, REASONING_TAGS, ReasoningParser
 from tests.support.chat_events import Make
 from tests.support.family_templates import rendered, rendered_in_channels
 from tests.support.kimi_k3_template import rendered_in_sections
+from tests.support.solar_template import rendered_in_messages
 
 SCHEMAS: dict[str, Any] = {
     "search": {
@@ -42,6 +44,8 @@ def make_for(name: str, schemas: dict[str, Any] = SCHEMAS, is_open: bool = False
             return HarmonyParser("<|start|>assistant", reads_calls=True)
         if name == "kimi_k3":
             return KimiK3Parser("", reads_calls=True, schemas=schemas)
+        if name == "solar_open":
+            return solar_open.parser("<|begin|>assistant", reads_calls=True, offered=schemas)
         return OutputParser(ReasoningParser(is_open, tags_of(name)), TOOL_FORMATS[name].parser(schemas))
 
     return make
@@ -50,6 +54,8 @@ def make_for(name: str, schemas: dict[str, Any] = SCHEMAS, is_open: bool = False
 def answer_in(name: str, thought: str, content: str, calls: list[tuple[str, Any]]) -> str:
     if name == "kimi_k3":
         return rendered_in_sections(thought, content, calls)
+    if name == "solar_open":
+        return rendered_in_messages(thought, content, calls)
     if name != "harmony":
         tags = tags_of(name)
         return (f"{tags.open}\n{thought}{tags.ending}" if thought else "") + rendered(name, content, calls)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from moeserve.chatformat import solar_open
 from tests.support.family_templates import HARMONY, TEMPLATES
 from tests.support.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata, model_tensors
 from tests.support.kimi_k3_template import KIMI_K3
+from tests.support.solar_template import SOLAR
 
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
@@ -58,6 +60,7 @@ _TAGS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "hunyuan": (_USER_DEFINED, ("<tool_calls>", "</tool_calls>")),
     "llama": (_CONTROL, ("<|python_tag|>",)),
     "lfm2": (_CONTROL, ("<|tool_call_start|>", "<|tool_call_end|>")),
+    "solar_open": (_CONTROL, (*solar_open.WORDS, "<|tool_response|>")),
     "kimi_k3": (_CONTROL, ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")),
     "harmony": (
         _CONTROL,
@@ -84,7 +87,9 @@ def write_family_model(name: str, to: Path) -> Path:
     metadata = model_metadata(
         tokenizer__ggml__tokens=[*TOKENS, *tags],
         tokenizer__ggml__token_type=[*TOKEN_TYPES, *([kind] * (len(tags) - 1)), _USER_DEFINED],
-        tokenizer__chat_template=(TEMPLATES | {"harmony": HARMONY, "kimi_k3": KIMI_K3})[name],
+        tokenizer__chat_template=(TEMPLATES | {"harmony": HARMONY, "kimi_k3": KIMI_K3, "solar_open": SOLAR})[
+            name
+        ],
     )
     to.write_bytes(gguf_bytes(metadata, model_tensors()))
     return to

@@ -116,7 +116,7 @@ def _in_plain_tags(calls: Calls) -> Calls:
     ]
 
 
-@pytest.mark.parametrize("name", [*TEMPLATES, "harmony", "kimi_k3"])
+@pytest.mark.parametrize("name", [*TEMPLATES, "harmony", "kimi_k3", "solar_open"])
 def test_calls_come_back_cut_at_every_character(name: str) -> None:
     num_calls = num_arguments = num_kept = 0
     for schemas, given in cases():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Reasoning, Text
-from moeserve.chatformat.formats import TOOL_FORMATS, has_sections, is_harmony, tool_format
+from moeserve.chatformat.formats import TOOL_FORMATS, has_sections, is_harmony, is_solar_open, tool_format
 from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.output import OutputParser, joined
 from moeserve.config import ServerConfig
@@ -19,6 +19,7 @@ from tests.support.chat_families import REASONING, answer_in, make_for
 from tests.support.family_templates import HARMONY, TEMPLATES, kept
 from tests.support.kimi_k3_template import KIMI_K3
 from tests.support.nightly import nightly_after
+from tests.support.solar_template import SOLAR
 
 CALLS: list[tuple[str, Any]] = [
     (
@@ -35,7 +36,7 @@ CALLS: list[tuple[str, Any]] = [
     ("no.arguments-at_all", {}),
     ("search", {"query": ""}),
 ]
-NAMES = [*TEMPLATES, "harmony", "kimi_k3"]
+NAMES = [*TEMPLATES, "harmony", "kimi_k3", "solar_open"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,9 +77,19 @@ def test_the_table_knows_each_family_by_its_template() -> None:
     assert has_sections(KIMI_K3)
     assert not any(map(is_harmony, (*TEMPLATES.values(), KIMI_K3)))
     assert not any(map(has_sections, (*TEMPLATES.values(), HARMONY)))
+    assert is_solar_open(SOLAR)
+    assert not any(map(is_solar_open, (*TEMPLATES.values(), HARMONY, KIMI_K3)))
+    assert not any(other(SOLAR) for other in (is_harmony, has_sections, tool_format))
     assert tool_format(KIMI_K3) is None
     (flag,) = (one for one in ServerConfig.__dataclass_fields__.values() if one.name == "tool_call_parser")
-    assert set(flag.metadata["choices"]) == {"auto", "none", "harmony", "kimi_k3", *TOOL_FORMATS}
+    assert set(flag.metadata["choices"]) == {
+        "auto",
+        "none",
+        "harmony",
+        "kimi_k3",
+        "solar_open",
+        *TOOL_FORMATS,
+    }
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

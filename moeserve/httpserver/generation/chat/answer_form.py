@@ -17,6 +17,7 @@ from moeserve.httpserver.generation.chat.channels import Channels, channel_gramm
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.chat.sections import Sections, section_grammar
+from moeserve.httpserver.generation.chat.solar_tokens import SolarTokens
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingState
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
@@ -62,6 +63,11 @@ def form_of(
         constraint = section_grammar(prompt, _combined(tools, given), formats.sections, begun)
         reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
         return _in_messages(formats.sections, constraint, reading, text, begun)
+    if formats.solar is not None:
+        begun = formats.solar.prompt_end(text.tokenizer, ids)
+        constraint = formats.solar.grammar(prompt, _combined(tools, given), given, begun)
+        reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
+        return _in_messages(formats.solar, constraint, reading, text, begun)
     state: ThinkingState = "closed"
     if formats.thinking is not None:
         state = formats.thinking.state(ids, text.tokenizer.vocabulary.special)
@@ -95,7 +101,7 @@ def form_of(
 
 
 def _in_messages(
-    whole: Channels | Sections,
+    whole: Channels | Sections | SolarTokens,
     constraint: GrammarConstraint | None,
     reading: AnswerReading,
     text: ModelText,

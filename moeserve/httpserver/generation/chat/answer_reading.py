@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moeserve.chatformat import solar_open
 from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.kimi_k3 import KimiK3Parser
 from moeserve.chatformat.output import AnswerParser, OutputParser
@@ -23,7 +24,7 @@ class AnswerReading:
     constraint: GrammarConstraint | None = None
     calls_end_reasoning: bool = False  # a call that the grammar enforces ends the reasoning
     thinking: ThinkingState = "closed"  # the state at the prompt's end
-    begun: str = ""  # gpt-oss's message or Kimi-K3's section that the prompt has begun
+    begun: str = ""  # the message or section that the prompt has begun, of gpt-oss, Kimi-K3 or Solar Open
 
     def reader(self) -> AnswerReader:
         return AnswerReader(
@@ -43,6 +44,10 @@ class AnswerReading:
             separates = formats.sections.separates_reasoning and self.prompt.separate_reasoning
             offered = {tool.name: tool.parameters for tool in tools.callable}
             return KimiK3Parser(self.begun, tools.may_call, separates, offered)
+        if formats.solar is not None:
+            separates = formats.solar.separates_reasoning and self.prompt.separate_reasoning
+            offered = {tool.name: tool.parameters for tool in tools.callable}
+            return solar_open.parser(self.begun, tools.may_call, separates, offered)
         reasoning = None
         if formats.thinking is not None and self.thinking != "closed" and self.prompt.separate_reasoning:
             reasoning = ReasoningParser(self.thinking == "open", formats.thinking.tags)

@@ -8,8 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Final
 
-from moeserve.chatformat import harmony, section_tags
-from moeserve.chatformat.formats import TOOL_FORMATS, ToolFormat, has_sections, is_harmony, tool_format
+from moeserve.chatformat import harmony, section_tags, solar_open
+from moeserve.chatformat.formats import (
+    TOOL_FORMATS,
+    ToolFormat,
+    has_sections,
+    is_harmony,
+    is_solar_open,
+    tool_format,
+)
 from moeserve.chatformat.guided import GuidedCalls
 from moeserve.chatformat.reasoning import REASONING_TAGS, reasoning_tags
 from moeserve.config import ServerConfig
@@ -18,6 +25,7 @@ from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
 from moeserve.httpserver.generation.chat import template_input
 from moeserve.httpserver.generation.chat.channels import Channels
 from moeserve.httpserver.generation.chat.sections import Sections
+from moeserve.httpserver.generation.chat.solar_tokens import SolarTokens
 from moeserve.httpserver.generation.chat.template_efforts import TemplateEfforts, efforts_of
 from moeserve.httpserver.generation.chat.template_probe import fails_without_description, shapes_of
 from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
@@ -30,6 +38,7 @@ log = logging.getLogger(__name__)
 # The values of the flags for formats of whole answers.
 HARMONY: Final = "harmony"
 KIMI_K3: Final = "kimi_k3"
+SOLAR: Final = "solar_open"
 
 
 @dataclass(frozen=True)
@@ -46,9 +55,10 @@ class ChatFormats:
         int, ...
     ] = ()  # `tool_open` after the token before it in the tag; (): not one or two tokens
     call_end: int | None = None  # ends one call; None if that takes several tokens
-    # gpt-oss's format or Kimi-K3's, which replace all the others.
+    # The formats of gpt-oss, Kimi-K3 and Solar Open, which replace all the others.
     channels: Channels | None = None
     sections: Sections | None = None
+    solar: SolarTokens | None = None
     shapes: Shapes = field(default_factory=Shapes)  # the template's shapes
     needs_descriptions: bool = False  # the template fails on a tool without a description
     efforts: TemplateEfforts = field(
@@ -64,20 +74,22 @@ class ChatFormats:
         return self.thinking is not None or (self._whole is not None and self._whole.separates_reasoning)
 
     @property
-    def _whole(self) -> Channels | Sections | None:
-        return self.sections if self.channels is None else self.channels
+    def _whole(self) -> Channels | Sections | SolarTokens | None:
+        return self.channels or self.sections or self.solar
 
     @property
     def end_tags(self) -> dict[int, str]:
         """Returns the format's tokens that may end an answer, with their texts, which are not in the answer's text."""
         if self.channels is not None:
             return {self.channels.tokens[word]: word for word in (harmony.END, harmony.CALL, harmony.RETURN)}
+        if self.solar is not None:
+            return self.solar.end_tags
         return {} if self.tools is None or self.call_end is None else {self.call_end: self.tools.call_end}
 
     def names(self) -> tuple[str, str]:
         """Returns the names of the formats of tool calls and of reasoning, as values of the flags."""
         if self._whole is not None:
-            name = KIMI_K3 if self.channels is None else HARMONY
+            name = HARMONY if self.channels else KIMI_K3 if self.sections else SOLAR
             return name if self.calls_tools else "none", name if self.thinks else "none"
         return "none" if self.tools is None else self.tools.name, (
             "none" if self.thinking is None else self.thinking.tags.name
@@ -97,6 +109,8 @@ class ChatFormats:
         messages = (self.shapes.with_tools if tools else self.shapes.plain).fitted(messages)
         if self.channels is not None:
             return template_input.for_harmony(messages), tools
+        if self.solar is not None:
+            return template_input.with_ids(template_input.for_solar(messages), solar_open.call_id), tools
         if self.tools is not None and template_input.reads_tools_of_message(template):
             return template_input.with_tools_in_message(messages, tools, self.tools.guided), tools
         if self.tools is not None and self.tools.takes_text_arguments:
@@ -143,6 +157,11 @@ def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) 
     )
     if in_sections is not None:
         return ChatFormats(sections=Sections(*in_sections), control_tokens=in_sections[0])
+    in_messages = _whole_format(
+        config, tokenizer, SOLAR, solar_open.WORDS, any(map(is_solar_open, templates))
+    )
+    if in_messages is not None:
+        return ChatFormats(solar=SolarTokens(*in_messages), control_tokens=in_messages[0])
     flag = config.tool_call_parser
     found = filter(None, map(tool_format, templates))
     tools = next(found, None) if flag == "auto" else TOOL_FORMATS.get(flag)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.chat.picture_tokens import ChatTokens
+from moeserve.httpserver.generation.chat.solar_tokens import without_budget
 from moeserve.httpserver.generation.chat.template_efforts import SWITCHES, VARIABLE
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.engine.picture_client import EncodedPicture, PictureClient
@@ -121,7 +122,8 @@ def _check_sees(text: ModelText, asked: Asked, pictures: Sequence[Picture]) -> N
 def _template_kwargs(prompt: ChatPrompt, formats: ChatFormats) -> dict[str, Any]:
     kwargs = dict(prompt.template_kwargs)
     has_channels = formats.channels is not None
-    effort = template_effort(prompt.thinking) if has_channels else formats.efforts.word(prompt.thinking)
+    wanted = prompt.thinking if formats.solar is None else without_budget(prompt.thinking, kwargs)
+    effort = template_effort(wanted) if has_channels else formats.efforts.word(wanted)
     if effort is not None:
         kwargs = {VARIABLE if has_channels else formats.efforts.variable: effort} | kwargs
     if has_channels:

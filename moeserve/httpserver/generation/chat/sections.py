@@ -4,14 +4,12 @@ whole answer."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-from msgspec.structs import replace as with_fields
+from dataclasses import dataclass
 
 from moeserve.chatformat import section_tags
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.chat.channels import bound_of
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
+from moeserve.httpserver.generation.chat.whole_grammar import whole_grammar
 from moeserve.httpserver.generation.request.asked import ChatPrompt, GrammarConstraint
 from moeserve.messages.reasoning import Headers
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -49,29 +47,8 @@ class Sections:
 def section_grammar(
     prompt: ChatPrompt, combined: GrammarConstraint | None, sections: Sections, begun: str
 ) -> GrammarConstraint | None:
-    """Returns the grammar of the answer's sections. It enforces `combined` and the bound on reasoning, and excludes
-    calls if none are allowed. begun: see `Sections.prompt_end`. Returns None if every answer is allowed."""
-    tools, bound = prompt.tools, bound_of(prompt.thinking)
-    if combined is None:
-        is_silent = bool(tools.tools) and not tools.may_call
-        if bound is None and not is_silent and (tools.parallel or not tools.may_call):
-            return None
-        any_calls = tools.any_call() if tools.may_call else grammar.TextWithToolCalls([], parallel=True)
-        combined = GrammarConstraint(any_calls, tools.param if bound is None else prompt.thinking.param)
-    whole = grammar.Sections(dict(sections.tokens), _name(begun), max_reasoning=bound)
-    spec = combined.spec
-    match spec:
-        case grammar.ToolCalls() | grammar.TextWithToolCalls():
-            must_call = isinstance(spec, grammar.ToolCalls)
-            whole = with_fields(
-                whole, tools=_in_tags(spec.tools), must_call=must_call, parallel=spec.parallel
-            )
-        case grammar.JsonOrToolCalls():
-            answer = grammar.JsonSchema(spec.schema)
-            whole = with_fields(whole, answer=answer, tools=_in_tags(spec.tools), parallel=spec.parallel)
-        case grammar.JsonSchema() | grammar.Regex() | grammar.Ebnf() | grammar.Choice():
-            whole = with_fields(whole, answer=spec)
-    return replace(combined, spec=whole)
+    """Returns `whole_grammar` for sections. begun: see `Sections.prompt_end`."""
+    return whole_grammar(prompt, combined, grammar.Sections(dict(sections.tokens), _name(begun)), _in_tags)
 
 
 def _name(begun: str) -> str:

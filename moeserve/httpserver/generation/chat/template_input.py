@@ -38,6 +38,20 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
     return rest | {"thinking": text} if text else rest
 
 
+def for_solar(messages: Sequence[dict[str, Any]]) -> Conversation:
+    """Returns messages in the form of Solar Open's template: reasoning as `reasoning`, and text and calls in messages
+    of their own, as the model writes them. The template leaves out a text beside calls."""
+    adapted: Conversation = []
+    for message in messages:
+        if message.get("reasoning_content"):
+            message = message | {"reasoning": message["reasoning_content"]}
+        if message.get("tool_calls") and message["content"]:
+            adapted.append({name: value for name, value in message.items() if name != "tool_calls"})
+            message = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}
+        adapted.append(message)
+    return adapted
+
+
 def with_ids(messages: Sequence[dict[str, Any]], call_id: Callable[[str, int], str]) -> Conversation:
     """Gives calls ids in the model's own format, made from the tool's name and the call's number in the conversation,
     and results the ids of their calls. A result without an id belongs to the next call."""

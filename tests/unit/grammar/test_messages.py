@@ -1,0 +1,83 @@
+"""Grammars of Solar Open's answers, over a vocabulary in which its marks are control tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from moeserve.chatformat import solar_open
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.grammar.engine import GrammarEngine
+from moeserve.grammar.relax import relaxed
+from moeserve.grammar.spec import GrammarTool, JsonSchema, Messages
+from moeserve.httpserver.generation.chat.chat_formats import formats_of
+from moeserve.models.sources.gguf import open_gguf
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from tests.support import grammar_texts
+from tests.support.chat_events import Answer
+from tests.support.family_vocabulary import write_family_model
+from tests.support.solar_template import SOLAR, rendered_in_messages
+
+F: Final = GrammarTool("f", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')
+CALL: Final = ("f", {"a": 1})
+INTEGER: Final = JsonSchema('{"type": "integer"}')
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    path = write_family_model("solar_open", tmp_path_factory.mktemp("solar") / "model.gguf")
+    return TextTokenizer.from_gguf(open_gguf(path))
+
+
+def answered(thought: str, content: str, *calls: tuple[str, Any]) -> str:
+    return rendered_in_messages(thought, content, [*calls])
+
+
+HI, THOUGHT, CALLED = answered("", "Hi"), answered("hm", "Hi"), answered("", "", CALL)
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({}, [HI, THOUGHT], [CALLED, "Hi", answered("hm", "Hi", CALL)]),
+        ({"max_reasoning": 2}, [HI, THOUGHT], [answered("hmm", "Hi")]),
+        ({"max_reasoning": 0}, [HI], [THOUGHT]),
+        (
+            {"tools": [F]},
+            [HI, THOUGHT, CALLED, answered("hm", "Hi", CALL, CALL)],
+            [answered("", "", ("f", {"a": "x"})), answered("", "", ("g", {"a": 1}))],
+        ),
+        ({"tools": [F], "must_call": True}, [CALLED, answered("hm", "Hi", CALL)], [HI, THOUGHT]),
+        ({"tools": [F], "parallel": False}, [HI, CALLED], [answered("", "", CALL, CALL)]),
+        ({"answer": INTEGER}, [answered("hm", "12"), answered("", "12")], [HI, THOUGHT, CALLED]),
+        ({"answer": INTEGER, "tools": [F]}, [answered("", "12"), CALLED], [HI, answered("", "", ("f", {}))]),
+    ],
+)
+def test_answers(tokenizer: TextTokenizer, fields: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    formats = formats_of(ServerConfig(model=""), tokenizer, SOLAR)
+    assert formats.solar is not None
+    assert formats.names() == ("solar_open", "solar_open")
+    spec, engine = Messages(dict(formats.solar.tokens), **fields), GrammarEngine(tokenizer)
+    for text in good:
+        assert grammar_texts.matches(engine, tokenizer, spec, text, parse_special=True), text
+        parser = solar_open.parser("<|begin|>assistant", reads_calls=True)
+        read = Answer.of(parser.push(text) + parser.finish(""))
+        assert len(read.calls) == text.count("<|tool_call:begin|>")
+        assert "<|" not in read.text + read.reasoning
+    for text in bad:
+        assert not grammar_texts.matches(engine, tokenizer, spec, text, parse_special=True), text
+    assert bool(relaxed(spec, set())) == bool(spec.tools)
+
+
+def test_a_model_without_the_tokens_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = write_family_model("kimi_k3", tmp_path_factory.mktemp("other") / "model.gguf")
+    with pytest.raises(
+        ConfigError, match="--tool-call-parser solar_open: the model's vocabulary has no tokens <"
+    ):
+        formats_of(
+            ServerConfig(model="", tool_call_parser="solar_open"),
+            TextTokenizer.from_gguf(open_gguf(other)),
+            "",
+        )
