@@ -4,7 +4,8 @@
 #   make test                                                     linters, type checker, format check, tests
 #   make test-all                                                 the same with the slow tests
 #   make test-unit                                                unit tests alone, in an environment without torch (.venv-unit)
-#   make coverage                                                 the same, tests of processes too, and what they cover
+#   make test-processes                                           httpserver over its sockets, and other processes, likewise
+#   make coverage                                                 both, and what they cover
 #   make test-gpu                                                 tests of the GPU, then the serving tests with a worker there
 #   make test-clients                                             the programs of docs/how-to/connect-a-client.md, with every client
 #   make test-replicas                                            three servers behind gateways from PyPI, and under Ray Serve (10 min)
@@ -46,7 +47,7 @@ CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(fo
 NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp tests/kernels/native/*.h)
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel test-wheel-system test-images fuzz fuzz-models schemas soak lint check-commits wheel wheel-arm test-wheel-arm test-serve-arm wheels release browser format docs site site-version sbom clean
+.PHONY: serve test test-unit test-processes coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel test-wheel-system test-images fuzz fuzz-models schemas soak lint check-commits wheel wheel-arm test-wheel-arm test-serve-arm wheels release browser format docs site site-version sbom clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -62,9 +63,13 @@ test: lint browser
 test-unit: $(UNIT_VENV)/.installed
 	$(UNIT_VENV)/bin/python -m pytest tests/unit -m "not slow" -n $(JOBS) --dist worksteal
 
+# httpserver over its sockets, and other processes beside scripted neighbours: without torch, too.
+test-processes: $(UNIT_VENV)/.installed
+	$(UNIT_VENV)/bin/python -m pytest tests/httpserver tests/processes -m "not slow" -n $(JOBS) --dist loadfile
+
 # pyproject.toml has the floor below which this fails.
 coverage: $(UNIT_VENV)/.installed
-	$(UNIT_VENV)/bin/python -m pytest tests/unit tests/processes -m "not slow" -n $(JOBS) \
+	$(UNIT_VENV)/bin/python -m pytest tests/unit tests/httpserver tests/processes -m "not slow" -n $(JOBS) \
 		--dist loadfile --cov --cov-report=term:skip-covered
 
 test-all: lint browser

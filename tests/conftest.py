@@ -52,7 +52,8 @@ def _constants() -> Constants:
 
 providers._get_local_constants = _constants
 
-UNIT_TESTS = REPOSITORY / "tests" / "unit"
+# Last, since their files are short: parallel processes then end at about the same time.
+LAST_TESTS = (REPOSITORY / "tests" / "httpserver", REPOSITORY / "tests" / "unit")
 OWN_FIXTURES = REPOSITORY / "tests" / "fixtures"
 TINY_MODEL = OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
 
@@ -98,9 +99,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that is marked `cpu_engine(reason)` is for servers on the CPU, `one_gpu(reason)` not for `--gpus` in
-    MOESERVE_TEST_FLAGS. Unit tests come last: their files are short, so parallel processes end at about the same
-    time."""
-    items.sort(key=lambda item: item.path.is_relative_to(UNIT_TESTS))
+    MOESERVE_TEST_FLAGS."""
+    items.sort(key=lambda item: any(map(item.path.is_relative_to, LAST_TESTS)))
     allow_second_attempts(items)
     for item in items:
         marker = item.get_closest_marker("cpu_engine")

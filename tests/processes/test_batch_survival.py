@@ -6,9 +6,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.http_harness import HttpServer, echo, http_server, ready_message
-from tests.support.waiting import within
-from tests.unit.httpserver.batches.batch_files import (
+from tests.httpserver.batches.batch_files import (
     client_of,
     completed,
     create,
@@ -18,6 +16,8 @@ from tests.unit.httpserver.batches.batch_files import (
     refused,
     results,
 )
+from tests.support.http_harness import HttpServer, echo, http_server, ready_message
+from tests.support.waiting import within
 
 if TYPE_CHECKING:
     import openai

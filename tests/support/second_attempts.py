@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import pytest
 
 MARK = "waits_for_processes"
-# Folders whose tests depend on nothing but what they compute.
-COMPUTED = ("tests/unit/", "tests/worker/", "tests/kernels/", "tests/gpu/")
+# Folders whose tests depend on nothing but what they compute, or on answers that they wait for.
+COMPUTED = ("tests/unit/", "tests/httpserver/", "tests/worker/", "tests/kernels/", "tests/gpu/")
 
 
 def allow_second_attempts(items: Iterable[pytest.Item]) -> None:

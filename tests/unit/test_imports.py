@@ -294,9 +294,11 @@ def test_no_test_imports_another_test_or_a_benchmark() -> None:
 
 
 def test_unit_tests_need_no_torch() -> None:
-    """Nor what is loaded with it: CI runs them where it is not installed, and says so later than this test."""
+    """Nor do those of processes, nor what is loaded with them: CI runs both where torch is not installed, and says so
+    later than this test."""
     with_torch = ("torch", "triton", "tests.kernels", "tests.worker", "tests.gpu")
-    for path in [*TESTS.joinpath("unit").rglob("*.py"), TESTS / "conftest.py"]:
+    files = [path for room in ("unit", "httpserver", "processes") for path in (TESTS / room).rglob("*.py")]
+    for path in [*files, TESTS / "conftest.py"]:
         named = {name for name in imports_of(path) if any(within(name, package) for package in with_torch)}
         assert not named, f"{path.relative_to(TESTS.parent)} imports {sorted(named)}"
         for name in imports_of(path):

@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 from moeserve.front import lists
 from moeserve.front.file_looks import FileLooks
 from moeserve.httpserver.ollama.models import modified_at
-from tests.support.http_harness import MODEL, NAME, HttpServer
 from tests.support.scripted_models import Script, pool_of
 from tests.support.virtual_time import Clock
 
@@ -51,13 +50,6 @@ def test_a_time_beyond_the_calendar(tmp_path: Path, seconds: float) -> None:
     except (OSError, OverflowError):
         pytest.skip("this file system keeps no such time")
     assert modified_at(str(path), STARTED)
-
-
-def test_one_model(server: HttpServer) -> None:
-    expected = modified_at(str(MODEL), 0.0)
-    (tag,) = server.get("/api/tags").json()["models"]
-    assert tag["modified_at"] == expected
-    assert server.post("/api/show", {"model": NAME}).json()["modified_at"] == expected
 
 
 def test_several_models(tmp_path: Path) -> None:

@@ -21,8 +21,6 @@ from moeserve.httpserver.generation.chat.template_shape import Conversation, Sha
 from moeserve.tokenizer.chat_template import ChatTemplate
 from moeserve.tokenizer.errors import TemplateTimeout
 from tests.support.family_templates import TEMPLATES
-from tests.support.gguf_bytes import gguf_bytes, model_metadata, model_tensors
-from tests.support.http_harness import HttpServer, http_server
 
 _TURN: Final = (
     "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c | tojson }}]{% endfor %}\n"
@@ -265,32 +263,6 @@ def test_a_call_that_was_cut_off_is_shown_as_the_template_can(arguments: str, sh
         assert json.dumps(arguments, ensure_ascii=False)[1:-1] in rendered(
             as_text, messages, None, TemplateShape()
         )
-
-
-@pytest.fixture(scope="module")
-def first_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    model = tmp_path_factory.mktemp("first") / "model.gguf"
-    metadata = model_metadata(tokenizer__chat_template=SHAPES["the first system message"])
-    model.write_bytes(gguf_bytes(metadata, model_tensors()))
-    with http_server(model=str(model), context=2048) as running:
-        yield running
-
-
-@pytest.mark.parametrize("second", ["system", "developer"])
-def test_a_second_system_message_reaches_the_prompt(first_only: HttpServer, second: str) -> None:
-    system, further = {"role": "system", "content": "ALPHA"}, {"role": second, "content": "BETA"}
-    for messages in ([system, further, USER], [system, USER, further], [further, USER, system]):
-        prompt = first_only.post("/apply-template", {"messages": messages}).json()["prompt"]
-        assert "ALPHA" in prompt
-        assert "BETA" in prompt
-
-
-def test_instructions_and_a_developer_message_both_count(first_only: HttpServer) -> None:
-    def tokens(*items: Any) -> int:
-        body = {"instructions": "ALPHA", "input": [*items, USER]}
-        return int(first_only.post("/v1/responses/input_tokens", body).json()["input_tokens"])
-
-    assert tokens({"role": "developer", "content": "BETA BETA BETA"}) > tokens()
 
 
 _NEEDS_IDS: Final = _turns(  # Solar

@@ -11,6 +11,7 @@ import pytest
 from moeserve.detokenizer.manager import RequestText
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import GenerateRequest, RequestError, TextItem, TextOut, TokensItem, Usage
+from tests.httpserver.openai_events import CHAT, TEXT, events
 from tests.support.http_harness import (
     CONTEXT,
     NAME,
@@ -18,7 +19,6 @@ from tests.support.http_harness import (
     logprobs_of,
     tokens_of,
 )
-from tests.unit.httpserver.openai_events import CHAT, TEXT, events
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests.httpserver.openai_events import CHAT
 from tests.support.http_harness import (
     NAME,
     HttpServer,
     logprobs_of,
     tokens_of,
 )
-from tests.unit.httpserver.openai_events import CHAT
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -13,9 +13,7 @@ import httpx
 import pytest
 
 from moeserve.messages.schema import BACKGROUND_PRIORITY
-from tests.support.http_harness import NAME, HttpServer, echo, http_server, silence
-from tests.support.waiting import within
-from tests.unit.httpserver.batches.batch_files import (
+from tests.httpserver.batches.batch_files import (
     CHAT,
     client_of,
     completed,
@@ -26,6 +24,8 @@ from tests.unit.httpserver.batches.batch_files import (
     refused,
     results,
 )
+from tests.support.http_harness import NAME, HttpServer, echo, http_server, silence
+from tests.support.waiting import within
 
 if TYPE_CHECKING:
     import openai
