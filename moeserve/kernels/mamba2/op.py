@@ -11,7 +11,7 @@ from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.mamba2.conv import conv_kernel
 from moeserve.kernels.mamba2.gate import gated_norm_kernel
 from moeserve.kernels.mamba2.heads import Mamba2Heads
-from moeserve.kernels.mamba2.scan import scan_kernel
+from moeserve.kernels.mamba2.scan import commit_kernel, scan_kernel
 
 CONV_BLOCK = 256  # channels per program of the convolution
 CHUNK = 64  # tokens of a chunk
@@ -55,21 +55,48 @@ def convolve(
     )  # fmt: skip
 
 
-def scan(x: Mamba2Tensors, heads: Mamba2Heads, sequences: StepSequences, *, by_chunks: bool) -> None:
+def scan(
+    x: Mamba2Tensors,
+    heads: Mamba2Heads,
+    sequences: StepSequences,
+    *,
+    by_chunks: bool,
+    records: Tensor | None = None,
+) -> None:
     """Computes the recurrence (Mamba-2, https://arxiv.org/abs/2405.21060) for the sequences' rows: writes x.out [n,
     value_width] and advances x.states (float32). by_chunks: True: in chunks of tokens, which is faster for sequences
-    with many rows; False: token by token."""
-    h = heads
-    programs = h.num_heads * (h.head_dim // COLUMNS)
+    with many rows; False: token by token. records: float32 [drafts, heads.pending_values], written token by token for
+    `commit_drafts`; None: without the sequences' drafts."""
+    h, drafts = heads, None if records is None else sequences.drafts
     scan_kernel(
         (len(sequences.first), h.num_heads, h.head_dim // COLUMNS), x.rows, x.mixed, x.rate, x.dt_bias, x.skip,
-        x.states, sequences.first, sequences.count, sequences.slot, x.out, x.rows.stride(0), x.states.stride(0),
+        x.states, sequences.first, sequences.count, sequences.slot, None if drafts is None else drafts.count,
+        None if drafts is None else drafts.first, None if drafts is None else records, x.out, x.rows.stride(0),
+        x.states.stride(0),
         h.delta_values, h.num_heads, h.num_groups, h.head_dim, h.state_dim, h.conv_kernel,
-        next_power_of_2(h.state_dim), COLUMNS, next_power_of_2(-(-h.channels // programs)), by_chunks,
+        next_power_of_2(h.state_dim), COLUMNS, _share(h), by_chunks,
         WIDE_CHUNK if h.state_dim >= WIDE_STATE else CHUNK,
-        "tf32x3" if x.mixed.dtype.itemsize == 4 else "tf32", pdl(),
+        "tf32x3" if x.mixed.dtype.itemsize == 4 else "tf32", h.pending_values, pdl(),
         num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
+
+
+def commit_drafts(
+    records: Tensor, states: Tensor, layer_first: Tensor, moved: Tensor, count: int, heads: Mamba2Heads
+) -> None:
+    """Moves the states of all layers of `count` sequences on by accepted drafts, in one launch; the arguments are those
+    of the delta rule's `commit_drafts`."""
+    h, layers = heads, len(layer_first)
+    commit_kernel(
+        (count * layers, h.num_heads, h.head_dim // COLUMNS), records, states, layer_first, moved, moved.stride(0),
+        layers, records.stride(0), h.pending_values, states.stride(0), h.delta_values, h.num_heads, h.num_groups,
+        h.head_dim, h.state_dim, h.conv_kernel, next_power_of_2(h.state_dim), COLUMNS, _share(h), num_warps=4,
+    )  # fmt: skip
+
+
+def _share(heads: Mamba2Heads) -> int:
+    """Returns the channels whose convolution state a program advances, at most."""
+    return next_power_of_2(-(-heads.channels // (heads.num_heads * (heads.head_dim // COLUMNS))))
 
 
 def gated_norm(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moeserve.kernels.delta_net.recurrent import move_conv_state
+from moeserve.kernels.delta_net.recurrent import copy_share, move_conv_state
 from moeserve.kernels.launch import kernel
 
 
@@ -25,14 +25,15 @@ def softplus(x):
 
 @kernel
 def scan_kernel(
-    rows, mixed, rate, dt_bias, skip, states, seq_first, seq_count, seq_slot, out,
+    rows, mixed, rate, dt_bias, skip, states, seq_first, seq_count, seq_slot, seq_drafts, seq_record, records, out,
     STRIDE: tl.constexpr, SLOT: tl.constexpr, CONV: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
     HEAD_DIM: tl.constexpr, STATE_DIM: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    SHARE: tl.constexpr, BY_CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    SHARE: tl.constexpr, BY_CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, RECORD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (sequences, HEADS, HEAD_DIM / BLOCK). seq_first, seq_count, seq_slot int32: each sequence's first row,
-    number of rows (0: padding) and state slot.
+    number of rows (0: padding) and state slot. seq_drafts, seq_record, records: as for the delta rule's
+    `recurrent_kernel`; all None: there are no drafts, as always BY_CHUNKS.
 
     rows [n, any], rows STRIDE apart: the convolution's inputs x, B and C, whose last rows become the convolution state,
     then a dt for each head. mixed [n, channels]: the convolution's output. rate, dt_bias, skip float32 [HEADS]. states
@@ -53,7 +54,18 @@ def scan_kernel(
     first = tl.load(seq_first + sequence)
     state = states + tl.load(seq_slot + sequence).to(tl.int64) * SLOT
     part = head * (HEAD_DIM // BLOCK) + block
-    move_conv_state(rows, state + CONV, first, tokens, part, STRIDE, channels, TAPS, SHARE)
+    kept = tokens
+    if seq_drafts is not None:
+        drafts = tl.load(seq_drafts + sequence)
+        kept = tokens - drafts
+        record = records + tl.load(seq_record + sequence).to(tl.int64) * RECORD
+        draft_row = (first + kept).to(tl.int64)
+        copy_share(rows + draft_row * STRIDE, record, drafts, part, STRIDE, RECORD, channels, SHARE)
+        copy_share(
+            mixed + draft_row * channels, record + channels, drafts, part, channels, RECORD, channels, SHARE
+        )
+        record += 2 * channels
+    move_conv_state(rows, state + CONV, first, kept, part, STRIDE, channels, TAPS, SHARE)
     group = head // (HEADS // GROUPS)
     d, c = tl.arange(0, SIZE), block * BLOCK + tl.arange(0, BLOCK)
     inside = d < STATE_DIM
@@ -91,7 +103,55 @@ def scan_kernel(
             query = tl.load(of_c + row * channels, inside, 0.0).to(tl.float32)
             x = tl.load(of_x + row * channels).to(tl.float32)
             dt = softplus(tl.load(of_dt + row * STRIDE).to(tl.float32) + bias)
-            s = s * tl.exp(speed * dt) + key[:, None] * (dt * x)[None, :]
+            decay = tl.exp(speed * dt)
+            if seq_drafts is not None:  # noqa: SIM102 - known when compiled
+                if (t >= kept) & (block == 0):
+                    gates = record + tl.cast(t - kept, tl.int64) * RECORD + head
+                    tl.store(gates, dt)
+                    tl.store(gates + HEADS, decay)
+            s = s * decay + key[:, None] * (dt * x)[None, :]
             o = tl.sum(s * query[:, None], 0) + factor * x
             tl.store(to + row * width, o.to(out.dtype.element_ty))
+            if seq_drafts is not None:  # noqa: SIM102 - known when compiled
+                if t + 1 == kept:
+                    tl.store(at, s, inside[:, None])
+    if seq_drafts is None:
+        tl.store(at, s, inside[:, None])
+
+
+@kernel
+def commit_kernel(
+    records, states, layer_first, moved,
+    MOVED_STRIDE: tl.constexpr, LAYERS: tl.constexpr, LAYER: tl.constexpr, RECORD: tl.constexpr, SLOT: tl.constexpr,
+    CONV: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE_DIM: tl.constexpr,
+    TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, SHARE: tl.constexpr,
+):  # fmt: skip
+    """Grid (sequences * LAYERS, HEADS, HEAD_DIM / BLOCK): moves the states of all layers on by accepted drafts, with
+    the arithmetic of `scan_kernel` token by token.
+
+    records float32 [LAYERS, drafts, RECORD], layers LAYER apart: the channels before and after the convolution, then
+    dt of each head, then the decays. layer_first, moved: as for the delta rule's `commit_kernel`; others: as for
+    `scan_kernel`.
+    """
+    width: tl.constexpr = HEADS * HEAD_DIM
+    channels: tl.constexpr = width + 2 * GROUPS * STATE_DIM
+    sequence, layer = tl.program_id(0) // LAYERS, tl.program_id(0) % LAYERS
+    head, block = tl.program_id(1), tl.program_id(2)
+    tokens = tl.load(moved + 2 * MOVED_STRIDE + sequence)
+    state = states + tl.load(moved + sequence).to(tl.int64) * SLOT + tl.load(layer_first + layer)
+    records += tl.cast(layer, tl.int64) * LAYER
+    record = records + tl.load(moved + MOVED_STRIDE + sequence).to(tl.int64) * RECORD
+    part = head * (HEAD_DIM // BLOCK) + block
+    move_conv_state(record, state + CONV, 0, tokens, part, RECORD, channels, TAPS, SHARE)
+    group = head // (HEADS // GROUPS)
+    d, c = tl.arange(0, SIZE), block * BLOCK + tl.arange(0, BLOCK)
+    inside = d < STATE_DIM
+    at = state + (head * STATE_DIM + d)[:, None] * HEAD_DIM + c[None, :]
+    s = tl.load(at, inside[:, None], 0.0)
+    for t in range(tokens):
+        mixed = record + tl.cast(t, tl.int64) * RECORD + channels
+        key = tl.load(mixed + width + group * STATE_DIM + d, inside, 0.0)
+        x = tl.load(mixed + head * HEAD_DIM + c)
+        dt = tl.load(mixed + channels + head)
+        s = s * tl.load(mixed + channels + HEADS + head) + key[:, None] * (dt * x)[None, :]
     tl.store(at, s, inside[:, None])

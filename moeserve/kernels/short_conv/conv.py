@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moeserve.kernels.delta_net.recurrent import move_conv_state
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.triton import store_quantized
 
@@ -55,13 +56,16 @@ def conv_kernel(
 
 @kernel
 def state_kernel(
-    rows, states, seq_first, seq_count, seq_slot,
+    rows, states, seq_first, seq_count, seq_slot, seq_drafts, seq_record, records,
     STRIDE: tl.constexpr, SLOT: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Replaces a sequence's state by its last inputs b * x. seq_count int32: number of rows of each sequence; 0:
     padding. Works in place, because each state row takes its content from a later one. Grid (sequences, blocks of
-    CHANNELS), after conv_kernel."""
+    CHANNELS), after conv_kernel.
+
+    seq_drafts, seq_record int32: how many of a sequence's last rows are drafts, whose inputs are written to records
+    instead, and the first of these; records float32 [drafts, CHANNELS]. All None: there are no drafts."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -73,6 +77,15 @@ def state_kernel(
     state = states + tl.load(seq_slot + sequence).to(tl.int64) * SLOT
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = channel < CHANNELS
+    if seq_drafts is not None:
+        drafts = tl.load(seq_drafts + sequence)
+        tokens -= drafts
+        record = records + tl.load(seq_record + sequence).to(tl.int64) * CHANNELS + channel
+        for t in range(drafts):
+            at = rows + (first + tokens + t).to(tl.int64) * STRIDE + channel
+            b = tl.load(at, live, 0.0).to(tl.float32)
+            x = tl.load(at + 2 * CHANNELS, live, 0.0).to(tl.float32)
+            tl.store(record + tl.cast(t, tl.int64) * CHANNELS, b * x, live)
     for j in tl.static_range(TAPS - 1):
         source = tokens - (TAPS - 1) + j  # negative: still from the previous state
         at = rows + (first + source).to(tl.int64) * STRIDE + channel
@@ -81,3 +94,20 @@ def state_kernel(
         x = tl.load(at + 2 * CHANNELS, here, 0.0).to(tl.float32)
         before = tl.load(state + (TAPS - 1 + source) * CHANNELS + channel, live & (source < 0), 0.0)
         tl.store(state + j * CHANNELS + channel, b * x + before, live)
+
+
+@kernel
+def commit_kernel(
+    records, states, layer_first, moved,
+    MOVED_STRIDE: tl.constexpr, LAYERS: tl.constexpr, LAYER: tl.constexpr, SLOT: tl.constexpr, CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (sequences * LAYERS, blocks of CHANNELS): moves the states of all layers on by accepted drafts' inputs.
+    records float32 [LAYERS, drafts, CHANNELS], layers LAYER apart; layer_first, moved: as for the delta rule's
+    `commit_kernel`."""
+    sequence, layer = tl.program_id(0) // LAYERS, tl.program_id(0) % LAYERS
+    tokens = tl.load(moved + 2 * MOVED_STRIDE + sequence)
+    state = states + tl.load(moved + sequence).to(tl.int64) * SLOT + tl.load(layer_first + layer)
+    records += tl.cast(layer, tl.int64) * LAYER
+    record = records + tl.load(moved + MOVED_STRIDE + sequence).to(tl.int64) * CHANNELS
+    move_conv_state(record, state, 0, tokens, tl.program_id(1), CHANNELS, CHANNELS, TAPS, BLOCK)

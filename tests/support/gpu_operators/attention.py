@@ -275,6 +275,28 @@ def short_convolution(n: int, kind: torch.dtype) -> None:
     )  # fmt: skip
 
 
+def recurrent_drafts(kind: torch.dtype) -> None:
+    """Launches what only steps with drafts launch: records of drafts in rows, and states moved on by them."""
+    n, at = 8, empty(8, dtype=i32)
+    sequences = delta.StepSequences(at, at, at, at, delta.SequenceDrafts(at, at))
+    committed = empty(1, dtype=i32), empty(3, 8, dtype=i32), n
+    h = NEMOTRON
+    rows, states = empty(n, h.channels + h.num_heads, dtype=kind), empty(3, h.state_values)
+    mixed, out = (empty(n, width, dtype=kind) for width in (h.channels, h.value_width))
+    a = empty(h.num_heads)
+    x = mamba2.Mamba2Tensors(rows, mixed, a, a, a, states, out)
+    records = empty(1, n, h.pending_values)
+    mamba2.scan(x, h, sequences, by_chunks=False, records=records[0])
+    mamba2.commit_drafts(records, states, *committed, h)
+    conv = ShortConvHeads(2048, 3)
+    of_conv, records = empty(3, conv.state_values), empty(1, n, conv.pending_values)
+    short_conv.short_conv(
+        *(empty(n, conv.row_width, dtype=kind), empty(3, conv.channels), conv, of_conv, sequences),
+        *(at[:1], *both(n, conv.channels, kind), records[0]),
+    )
+    short_conv.commit_drafts(records, of_conv, *committed, conv)
+
+
 def piecewise(dtype: torch.dtype, dim: int) -> None:
     q, k = empty(2, 8, 300, dim, dtype=dtype), empty(2, 2, 700, dim, dtype=dtype)
     piecewise_op.forward(

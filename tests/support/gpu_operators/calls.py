@@ -44,6 +44,7 @@ from tests.support.gpu_operators.attention import (
     latent_attention,
     mamba_2,
     piecewise,
+    recurrent_drafts,
     short_convolution,
     wide_attention,
 )
@@ -191,6 +192,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         partial(mamba_2, 200, torch.bfloat16, False),
         partial(mamba_2, 200, torch.bfloat16, True),
     ],
+    "drafts of recurrent layers": [partial(recurrent_drafts, f32), partial(recurrent_drafts, torch.bfloat16)],
     "short convolution": [
         partial(short_convolution, 3, f32),
         partial(short_convolution, 200, torch.bfloat16),
