@@ -76,14 +76,14 @@ def unpacks_experts(rows: int, top_k: int, experts: int) -> bool:
 def gpu_state_drafts(model: ModelShape, max_num_seqs: int, drafts: int) -> int:
     """Returns the maximum number of drafts per GPU step whose state changes recurrent layers record, with up to
     `drafts` per request; 0 without recurrent layers."""
-    if not isinstance(model.recurrence, GatedDeltaNetShape):
+    if model.recurrence is None:
         return 0
     return min(max_num_seqs * drafts, MOST_STATE_DRAFTS)
 
 
 def gpu_draft_records(model: ModelShape, drafts: int) -> Buffer:
-    """Returns the buffer in which a gated DeltaNet records `drafts` drafts' changes of its states."""
-    assert isinstance(model.recurrence, GatedDeltaNetShape)
+    """Returns the buffer in which a recurrent layer records `drafts` drafts' changes of its states."""
+    assert model.recurrence is not None
     return Buffer("state_drafts", (drafts, model.recurrence.heads.pending_values))
 
 

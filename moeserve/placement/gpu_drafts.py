@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from moeserve.config import ServerConfig, drafts_of
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
-from moeserve.models.step_buffers import gpu_state_drafts
 from moeserve.placement.placement import Placement
 
 
@@ -21,11 +20,6 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
         raise ConfigError(
             "--speculative-config: drafts of models with n-gram embeddings are computed on the CPU alone so far; leave "
             "it out, or say --device cpu"
-        )
-    if shape.recurrence is not None and not gpu_state_drafts(shape, 1, 1):
-        raise ConfigError(
-            "--speculative-config: drafts of models with Mamba-2 layers or short convolutions are computed on the CPU "
-            "alone so far; leave it out, or say --device cpu"
         )
     if (what := shape.cpu_only_block) is not None:
         raise ConfigError(

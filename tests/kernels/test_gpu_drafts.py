@@ -57,9 +57,6 @@ def runner_of(model: Path, **options: object) -> Runner:
     return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
 
 
-RECURRENT = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
-
-
 def two_layers(path: Path, to: Path) -> Path:
     """Writes the first and last layer of a model of three recurrent layers and one that attends."""
     data = path.read_bytes()
@@ -106,15 +103,19 @@ def through_ram(runner: Runner, slot: int, by: int) -> None:
     runner.step(StepPlan(0, [], [], np.array([by, slot], np.int32).tobytes()))
 
 
-def test_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states move by accepted drafts alone: a right draft and a wrong one, then a token that tells, from a state
-    that was in the RAM tier meanwhile. With two layers and no more rows than needed, as the interpreter takes seconds
-    for each."""
-    path = two_layers(RECURRENT, tmp_path / "two.gguf")
+@pytest.mark.parametrize("name", ["qwen3next-q4_k_m", "nemotronhmoe-f16", "falconh1-f16", "lfm2moe-f16"])
+def test_recurrent_layers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of DeltaNets, of Mamba-2, of Mamba-2 beside attention, and of short convolutions move by accepted
+    drafts alone: a right draft and a wrong one, then a token that tells, from a state that was in the RAM tier
+    meanwhile. With two layers of DeltaNets and no more rows than needed, as the interpreter takes seconds for each."""
+    path = OWN_FIXTURES / f"tiny-{name}.gguf"
     source = open_model(path)
-    assert isinstance(source.tensors, dict)
-    for name in [name for name in source.tensors if name.startswith(("blk.2.", "blk.3."))]:
-        del source.tensors[name]
+    if name.startswith("qwen3next"):
+        path = two_layers(path, tmp_path / "two.gguf")
+        source = open_model(path)
+        assert isinstance(source.tensors, dict)
+        for tensor in [tensor for tensor in source.tensors if tensor.startswith(("blk.2.", "blk.3."))]:
+            del source.tensors[tensor]
     config = small_config(
         path, threads=1, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=16, max_total_tokens=64,
         speculative_config=NGRAM, state_snapshot_budget=0.0, kv_ram=0.01,

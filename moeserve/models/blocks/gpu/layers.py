@@ -122,9 +122,8 @@ class GpuLayers:
         elif isinstance(mixer, Recurrence):
             assert w is not None
             assert batch.states is not None
-            records = None if self._state_drafts is None else self._state_drafts.of_layer(index)
-            states = self._states[index]
-            mix_recurrent(mixer, w, self._shape.rms_eps, states, batch.states, batch.count, s, records)
+            of_step = batch.states, batch.count, s, self._records(index)
+            mix_recurrent(mixer, w, self._shape.rms_eps, self._states[index], *of_step)
         if layer.beside is not None:
             self._mix_beside(index, layer.beside, batch, s)
 
@@ -135,7 +134,10 @@ class GpuLayers:
         assert shape is not None
         assert batch.states is not None
         add_to(s.x, s.output, batch.count)
-        recur_mamba2(shape, w, self._states[index], batch.states, batch.count, s)
+        recur_mamba2(shape, w, self._states[index], batch.states, batch.count, s, self._records(index))
+
+    def _records(self, index: int) -> Tensor | None:
+        return None if self._state_drafts is None else self._state_drafts.of_layer(index)
 
     def _kv_of(self, index: int, mixer: AttentionShape) -> KvLayer:
         """Returns the KV that a layer attends to: its own, or that of an earlier layer, which is on this GPU."""

@@ -21,9 +21,11 @@ def recur_mamba2(
     rows: GpuStateRows,
     count: Tensor,
     s: GpuWorkspace,
+    records: Tensor | None = None,
 ) -> None:
     """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences' states.
-    count: int32 [1] on the device, the number of valid rows."""
+    count: int32 [1] on the device, the number of valid rows. records: where drafts' state changes are recorded, see
+    `scan`."""
     heads, space, p = shape.heads, s.mamba2, w.parameters
     assert space is not None
     out = space.out
@@ -34,7 +36,7 @@ def recur_mamba2(
     x = Mamba2Tensors(others, space.mixed, p.rate, p.dt_bias, p.skip, own_states, out.x)
     convolve(x, p.conv, p.conv_bias, heads, rows.sequences, count)
     if rows.num_recurrent:
-        scan(x, heads, first_of(rows.sequences, rows.num_recurrent), by_chunks=False)
+        scan(x, heads, first_of(rows.sequences, rows.num_recurrent), by_chunks=False, records=records)
     if rows.chunked is not None:
         scan(x, heads, rows.chunked, by_chunks=True)
     # In place: a group's output is read before it is overwritten.

@@ -30,10 +30,10 @@ def mix_recurrent(
     the norm's root; count: int32 [1] on the device, the number of valid rows."""
     if isinstance(shape, Mamba2Shape):
         assert isinstance(w, GpuMamba2)
-        recur_mamba2(shape, w, state, rows, count, s)
+        recur_mamba2(shape, w, state, rows, count, s, records)
     elif isinstance(shape, ShortConvShape):
         assert isinstance(w, GpuShortConv)
-        convolve(shape, w, state, rows, count, s)
+        convolve(shape, w, state, rows, count, s, records)
     else:
         assert isinstance(w, GpuDeltaNet)
         recur(shape, w, eps, state, rows, count, s, records)

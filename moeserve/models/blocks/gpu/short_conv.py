@@ -20,14 +20,16 @@ def convolve(
     rows: GpuStateRows,
     count: Tensor,
     s: GpuWorkspace,
+    records: Tensor | None = None,
 ) -> None:
     """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences' states.
-    count: int32 [1] on the device, the number of valid rows."""
+    count: int32 [1] on the device, the number of valid rows. records: where drafts' inputs are recorded."""
     assert s.short_conv is not None
     out = s.short_conv
     (projected,) = multiply_all([w.input], [shape.input_width], s.y, count, s.projected, s.dense)
     own_states = state.states[:, state.first :]
     short_conv(
-        projected, w.conv, shape.heads, own_states, rows.sequences, count, out.x, out.codes, out.scales
+        *(projected, w.conv, shape.heads, own_states, rows.sequences, count),
+        *(out.x, out.codes, out.scales, records),
     )
     multiply(w.output, out, count, s.output.view(s.rows, -1), s.dense)
