@@ -92,16 +92,16 @@ class EngineConfig(SpeculativeConfig):
         high=1e6,
         metavar="GIB",
     )
-    unpacked_experts: float | Literal["auto"] | None = option(
-        None,
+    unpacked_experts: float | Literal["auto"] = option(
+        "auto",
         "GPU",
         "GPU memory that holds experts a second time, as 16-bit floats, for as many layers as fit. Steps of "
-        "more than 512 tokens then do not unpack these layers' weights, so prompts are read faster; the KV "
-        "cache gets less memory. For servers with long prompts and GPU memory to spare. auto: if all "
-        "experts are on the GPU, half of the KV cache's memory (less if the KV cache would then have fewer "
-        "than 4096 tokens for each of --max-num-seqs requests), or all that the KV cache cannot use, "
-        "whichever is more (default: none)",
-        low=0.01,
+        "more than 512 tokens then do not unpack these layers' weights, so prompts are read up to 1.4 times "
+        "as fast; the KV cache gets less memory. auto: if one GPU holds all experts, half of the KV cache's "
+        "memory (less if the KV cache would then have fewer than 8192 tokens for each of --max-num-seqs "
+        "requests), or all that the KV cache cannot use, whichever is more. 0: none, if many long "
+        "conversations need the KV cache",
+        low=0.0,
         high=1e6,
         choices=("auto",),
         metavar="GIB",

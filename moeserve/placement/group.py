@@ -16,6 +16,7 @@ from moeserve.placement.options import share_options, with_expert_cache, with_st
 from moeserve.placement.place import place
 from moeserve.placement.placement import Placement
 from moeserve.placement.sizes import Bytes, ModelSizes
+from moeserve.placement.unpacked import given_gib
 
 
 def share_among(
@@ -92,7 +93,7 @@ def refuse_placement_flags(config: ServerConfig) -> None:
     flags: dict[str, object] = {
         "--n-gpu-layers": config.n_gpu_layers,
         "--placement-rules": config.placement_rules,
-        "--unpacked-experts": config.unpacked_experts,
+        "--unpacked-experts": given_gib(config) or None,
         "--debug-dump": config.debug_dump if config.parallel == "layers" else None,
         "--record-routing-trace": config.record_routing_trace if config.parallel == "layers" else None,
     }

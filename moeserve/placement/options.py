@@ -16,17 +16,20 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import UNPACKED_EXPERTS_ROWS
 from moeserve.placement.gpu import Gpu
 from moeserve.placement.heat import read_heat
-from moeserve.placement.place import MIN_KV_TOKENS, PlacementOptions, place
+from moeserve.placement.place import MIN_KV_TOKENS, PlacementOptions
 from moeserve.placement.placement import Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import ModelSizes
+from moeserve.placement.unpacked import given_gib
 
 log = logging.getLogger(__name__)
 
 CACHE_SHARE_OF_RAM = 0.9  # the rest is for the processes' memory besides weights
-# tokens of a conversation: with less room for KV, a GPU that is too small gets fewer layers instead, and automatic
-# unpacked experts take nothing
+# tokens of a conversation: with less room for KV, a GPU that is too small gets fewer layers instead
 AMPLE_KV_TOKENS = 4096
+# tokens of a request: with less room for KV, automatic unpacked experts take nothing. Twice a conversation's: to
+# compute an evicted prefix again costs more time than unpacked experts save.
+KV_TOKENS_BESIDE_UNPACKED = 8192
 
 
 def with_state_slots(
@@ -84,15 +87,12 @@ def share_options(
     """Returns the placement options for a share of a model: `shape` and `counts` are the share's."""
     rules, budget = config.placement_rules, config.gpu_memory_budget
     longest = config.max_model_len or shape.context_length
-    unpacked, beside = config.unpacked_experts, None
-    if isinstance(unpacked, str):  # auto
-        unpacked, beside = None, _kv_tokens_beside_unpacked(config, longest)
+    unpacked = given_gib(config)
     return PlacementOptions(
         num_gpu_experts=config.num_gpu_experts,
         gpu_memory_budget=None if budget is None else int(budget * GIB),
         n_gpu_layers=config.n_gpu_layers,
-        unpacked_experts=None if unpacked is None else int(unpacked * GIB),
-        kv_tokens_beside_unpacked=beside,
+        unpacked_experts=int(unpacked * GIB) if unpacked else None,
         counts=counts,
         rules=None if rules is None else Rules.read(Path(rules)),
         max_total_tokens=config.max_total_tokens,
@@ -102,28 +102,13 @@ def share_options(
     )
 
 
-def unpacked_hint(
-    config: ServerConfig,
-    shape: ModelShape,
-    sizes: ModelSizes,
-    options: PlacementOptions,
-    gpu: Gpu,
-    step_tokens: int,
-) -> str:
-    """Returns what --unpacked-experts auto would bring this start; empty if the flag is given, would be refused, or
-    would keep fewer than half of the layers' experts unpacked."""
-    if config.unpacked_experts is not None or step_tokens <= UNPACKED_EXPERTS_ROWS:
-        return ""
+def with_unpacked_beside_kv(
+    options: PlacementOptions, config: ServerConfig, shape: ModelShape, step_tokens: int
+) -> PlacementOptions:
+    """Returns `options` with the KV tokens that --unpacked-experts auto leaves; unchanged for a number of GiB, or if no
+    step of up to `step_tokens` tokens would use unpacked experts."""
+    if config.unpacked_experts != "auto" or step_tokens <= UNPACKED_EXPERTS_ROWS:
+        return options
     longest = config.max_model_len or shape.context_length
-    beside = _kv_tokens_beside_unpacked(config, longest)
-    auto = place(sizes, replace(options, kv_tokens_beside_unpacked=beside), gpu)
-    if 2 * len(auto.unpacked_layers) < max(1, sum(1 for layer in sizes.layers if layer.unpacked)):
-        return ""
-    return (
-        f"--unpacked-experts auto would use {auto.unpacked_bytes / GIB:.1f} GiB of GPU memory to read prompts faster, "
-        f"and leave {auto.kv_tokens} tokens to the KV cache"
-    )
-
-
-def _kv_tokens_beside_unpacked(config: ServerConfig, longest: int) -> int:
-    return config.max_num_seqs * min(longest, AMPLE_KV_TOKENS)
+    beside = config.max_num_seqs * min(longest, KV_TOKENS_BESIDE_UNPACKED)
+    return replace(options, kv_tokens_beside_unpacked=beside)

@@ -13,7 +13,7 @@ GPU memory is assigned in this order:
 4. the experts that rules or --num-gpu-experts assign to the GPU;
 5. KV: what --max-total-tokens asks for, else a quarter of the rest, or more if experts leave more;
 6. the other experts, hottest first, as many as fit, unless step 4 fixed the number;
-7. with --unpacked-experts auto, if all experts are on the GPU: unpacked experts, in memory that KV does not need.
+7. by default, if all experts are on the GPU: unpacked experts, in memory that KV does not need.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PlacementOptions:
             "--num-gpu-experts": self.num_gpu_experts,
             "--gpu-memory-budget": self.gpu_memory_budget,
             "--n-gpu-layers": self.n_gpu_layers,
-            "--unpacked-experts": self.unpacked_experts or self.kv_tokens_beside_unpacked,
+            "--unpacked-experts": self.unpacked_experts,
             "--expert-heat": self.counts,
             "--placement-rules": self.rules,
         }

@@ -12,9 +12,15 @@ from moeserve.placement.placement import Placement
 from moeserve.placement.sizes import ModelSizes
 
 
+def given_gib(config: ServerConfig) -> float:
+    """Returns the number that --unpacked-experts was given, in GiB; 0 for "auto"."""
+    return 0.0 if config.unpacked_experts == "auto" else config.unpacked_experts
+
+
 def check_unpacked(config: ServerConfig, step_tokens: int) -> None:
-    """Raises ConfigError if experts are to be kept unpacked, but no step of up to `step_tokens` tokens uses them."""
-    if config.unpacked_experts is not None and step_tokens <= UNPACKED_EXPERTS_ROWS:
+    """Raises ConfigError if a number of GiB is to hold unpacked experts, but no step of up to `step_tokens` tokens uses
+    them."""
+    if given_gib(config) and step_tokens <= UNPACKED_EXPERTS_ROWS:
         raise ConfigError(
             f"--unpacked-experts: only steps of more than {UNPACKED_EXPERTS_ROWS} tokens use "
             f"them, and --max-num-batched-tokens is "

@@ -50,6 +50,14 @@ def test_flags_of_a_gpu_do_not_reach_the_measured_cpu(
     assert shown["memory"]["gpu_unpacked"] > 0
 
 
+def test_experts_are_kept_unpacked_unless_none_are_wanted(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    flags = ["--model", str(tiny_model), "--gpu-memory", "4"]
+    assert run(capsys, *flags)["memory"]["gpu_unpacked"] > 0
+    assert run(capsys, *flags, "--unpacked-experts", "0")["memory"]["gpu_unpacked"] == 0
+
+
 @pytest.mark.parametrize("name", ["kimik3", "nemotronhlatent"])
 def test_experts_narrower_than_the_model_are_measured(capsys: pytest.CaptureFixture[str], name: str) -> None:
     shown = run(capsys, "--model", str(OWN_FIXTURES / f"tiny-{name}-f16.gguf"), "--device", "cpu")

@@ -133,4 +133,4 @@ def test_flags_without_a_meaning_are_refused(parallel: str, flags: dict[str, obj
     config = replace(ServerConfig(gpus="2", parallel=parallel), **flags)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=named):
         refuse_placement_flags(config)
-    refuse_placement_flags(ServerConfig(gpus="2", parallel=parallel, num_gpu_experts=1))
+    refuse_placement_flags(ServerConfig(gpus="2", parallel=parallel, num_gpu_experts=1, unpacked_experts=0.0))

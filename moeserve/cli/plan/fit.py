@@ -35,6 +35,7 @@ from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.options import (
     placement_options,
     with_state_slots,
+    with_unpacked_beside_kv,
     with_window_pool,
 )
 from moeserve.placement.sizes import has_float_weights
@@ -117,6 +118,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     if room is not None:
         options = with_window_pool(options, config, layout, most_rows)
         options = with_state_slots(options, config, sizes, room)
+        options = with_unpacked_beside_kv(options, config, model, most_rows)
     # On the CPU engine, rules say which experts stay in RAM while others are on disk.
     first = dataclasses.replace(options, rules=None) if gpu is None else options
     placement = place(sizes, first, room)

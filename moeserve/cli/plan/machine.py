@@ -84,7 +84,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
         max_total_tokens=ROWS * POSITIONS,
         num_gpu_experts=None,
         gpu_memory_budget=None,
-        unpacked_experts=None,
+        unpacked_experts=0.0,
         expert_heat=None,
         placement_rules=None,
         n_gpu_layers=None,

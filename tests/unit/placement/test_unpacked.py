@@ -15,7 +15,7 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.placement import ModelSizes, PlacementOptions, place
-from moeserve.placement.options import placement_options, unpacked_hint
+from moeserve.placement.options import placement_options, with_unpacked_beside_kv
 from moeserve.placement.unpacked import check_unpacked
 from tests.conftest import TINY_MODEL
 from tests.support.model_header import qwen3moe
@@ -137,38 +137,28 @@ def test_what_cannot_be_met_is_an_error(options: PlacementOptions, message: str)
 def test_the_cpu_engine_refuses_it() -> None:
     with pytest.raises(ConfigError, match=r"^--unpacked-experts: there is nothing to place"):
         place(sizes(), PlacementOptions(unpacked_experts=OF_LAYER), None)
-    with pytest.raises(ConfigError, match=r"^--unpacked-experts: there is nothing to place"):
-        place(sizes(), PlacementOptions(kv_tokens_beside_unpacked=64), None)
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
         ({"unpacked_experts": "1.5"}, (3 << 29, None)),
-        ({"unpacked_experts": "auto"}, (None, 64 * 4096)),
-        ({"unpacked_experts": "auto", "max_num_seqs": "3", "max_model_len": "500"}, (None, 1500)),
-        ({}, (None, None)),
+        ({"unpacked_experts": "auto"}, (None, 64 * 8192)),
+        ({"max_num_seqs": "3", "max_model_len": "500"}, (None, 1500)),
+        ({}, (None, 64 * 8192)),
+        ({"unpacked_experts": "0"}, (None, None)),
     ],
 )
 def test_the_flag(flags: dict[str, str], expected: tuple[int | None, int | None]) -> None:
-    options = placement_options(read_options({"model": "m", **flags}, {}), qwen3moe(context_length=8192))
+    config, shape = read_options({"model": "m", **flags}, {}), qwen3moe(context_length=16384)
+    options = with_unpacked_beside_kv(placement_options(config, shape), config, shape, 513)
     assert (options.unpacked_experts, options.kv_tokens_beside_unpacked) == expected
 
 
-def test_the_start_says_what_the_flag_would_bring() -> None:
-    config, header = ServerConfig(model="m", max_num_seqs=4), qwen3moe(context_length=8192)
-
-    def hint(mib: int, step_tokens: int = 2048, **flags: Any) -> str:
-        return unpacked_hint(
-            replace(config, **flags), header, sizes(), PlacementOptions(), gpu(mib), step_tokens
-        )
-
-    auto = place(sizes(), PlacementOptions(kv_tokens_beside_unpacked=4 * 4096), gpu(1000))
-    assert f"0.1 GiB of GPU memory to read prompts faster, and leave {auto.kv_tokens} tokens" in hint(1000)
-    assert not hint(1000, step_tokens=512)
-    assert not hint(1000, unpacked_experts="auto")
-    assert not hint(1000, unpacked_experts=1.0)
-    assert not hint(260)  # one of four layers would fit
+def test_steps_of_512_tokens_get_no_automatic_ones() -> None:
+    config, shape = ServerConfig(model="m"), qwen3moe(context_length=8192)
+    options = placement_options(config, shape)
+    assert with_unpacked_beside_kv(options, config, shape, 512) is options
 
 
 @pytest.mark.parametrize("text", ["all", "AUTO", "54GiB", ""])
@@ -184,7 +174,8 @@ def test_steps_that_would_not_use_them() -> None:
     ):
         check_unpacked(config, 512)
     check_unpacked(config, 513)
-    check_unpacked(replace(config, unpacked_experts=None), 512)
+    check_unpacked(replace(config, unpacked_experts="auto"), 512)
+    check_unpacked(replace(config, unpacked_experts=0.0), 512)
 
 
 def test_the_bytes_of_a_layer() -> None:

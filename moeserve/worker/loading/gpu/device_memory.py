@@ -23,8 +23,8 @@ from moeserve.placement.expert_ram import slot_bytes
 from moeserve.placement.group import place_share, share_sizes
 from moeserve.placement.options import (
     placement_options,
-    unpacked_hint,
     with_state_slots,
+    with_unpacked_beside_kv,
     with_window_pool,
 )
 from moeserve.placement.sizes import has_float_weights
@@ -96,6 +96,7 @@ def plan_placement(
         return place_share(config, sizes, shape, gpu, share, counts, available_bytes())
     options = with_window_pool(placement_options(config, shape), config, layout, max_tokens)
     options = with_state_slots(options, config, sizes, gpu)
+    options = with_unpacked_beside_kv(options, config, shape, max_tokens)
     in_file = has_experts_in_file(source, shape)
     placement = place_in_tiers(config, sizes, shape, options, gpu, available_bytes(), in_file=in_file)
     if placement.ram_slots is not None:
@@ -113,9 +114,6 @@ def plan_placement(
             placement.layers_in_ram,
             len(placement.layers),
         )
-    hint = unpacked_hint(config, shape, sizes, options, gpu, max_tokens)
-    if hint:
-        log.info("%s", hint)
     return placement
 
 
