@@ -14,7 +14,8 @@ from playwright.sync_api import Page, Request, Route, expect
 from moeserve.cli.command_line import demonstration_model
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot, ask
-from tests.support.http_harness import CONTEXT, NAME, HttpServer, http_server, say
+from tests.support.engine_messages import CONTEXT
+from tests.support.http_harness import NAME, HttpServer, http_server, say
 from tests.support.server import Server, running_server
 
 

@@ -16,7 +16,8 @@ from tests.httpserver.batches.batch_files import (
     refused,
     results,
 )
-from tests.support.http_harness import HttpServer, echo, http_server, ready_message
+from tests.support.engine_messages import ready_message
+from tests.support.http_harness import HttpServer, echo, http_server
 from tests.support.waiting import within
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from moeserve.httpserver.transport.bounded_config import SPARE_CONNECTIONS
 from moeserve.httpserver.transport.connection import SPARE_DESCRIPTORS
 from moeserve.httpserver.transport.decompress import Decompress
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.http_harness import TLS, HttpServer, echo, ready_message, silence
+from tests.support.engine_messages import ready_message
+from tests.support.http_harness import TLS, HttpServer, echo, silence
 from tests.support.waiting import free_port, within
 
 BODY = b'{"prompt":"Hi","max_tokens":1}'

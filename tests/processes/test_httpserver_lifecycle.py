@@ -30,8 +30,9 @@ from moeserve.messages.schema import (
     TextOut,
     Usage,
 )
+from tests.support.engine_messages import ready_message
 from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, HttpServer, echo, http_server, ready_message, silence
+from tests.support.http_harness import NAME, HttpServer, echo, http_server, silence
 from tests.support.waiting import within
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -11,7 +11,8 @@ import pytest
 
 from moeserve.launcher.exit_codes import EXIT_FAILED
 from tests.conftest import TINY_MODEL
-from tests.support.http_harness import CONTEXT, http_server
+from tests.support.engine_messages import CONTEXT
+from tests.support.http_harness import http_server
 from tests.support.server import REPOSITORY, clean_environment
 
 MIB = 1 << 20

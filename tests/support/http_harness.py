@@ -25,10 +25,9 @@ import zmq
 from moeserve.config import ENV_PREFIX, ServerConfig, to_json_dict
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER, TO_ROUTER
-from moeserve.messages.sampling import FinishReason, TokenLogprob
+from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     Abort,
-    EngineReady,
     EngineReadyRequest,
     ExpertUseRequest,
     GenerateBatch,
@@ -39,16 +38,15 @@ from moeserve.messages.schema import (
     TextOut,
     Usage,
 )
-from moeserve.messages.steps import WorkerReady
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from tests.support.engine_messages import CONTEXT, logprobs_of, ready_message
 from tests.support.forked_process import ForkedProcess
 from tests.support.waiting import within
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "tests" / "fixtures" / "tiny-qwen3moe-q4_k_m.gguf"
-CONTEXT = 512
 NAME = "echo-model"
 
 # One for all: httpx would read the authorities' certificates for each request, which takes longer than the request.
@@ -59,17 +57,6 @@ Answer = Callable[["HttpServer", GenerateRequest], None]
 
 def tokens_of(request: GenerateRequest) -> list[int]:
     return list(array("i", request.token_ids))
-
-
-def ready_message(vocab_size: int, slots: int | None = None, context: int = CONTEXT) -> EngineReady:
-    slots = 4 * context if slots is None else slots
-    return EngineReady(WorkerReady(slots, 8, context, vocab_size, 0, 0, "a test"))
-
-
-def logprobs_of(token_id: int, top: int) -> TokenLogprob:
-    """The token itself is most likely, then the ids that follow it."""
-    ids, logprobs = (token_id + i for i in range(top)), (-0.5 - i for i in range(top))
-    return TokenLogprob(token_id, -0.5, 1, tuple(ids), tuple(logprobs))
 
 
 def echo(server: HttpServer, request: GenerateRequest) -> None:

@@ -16,7 +16,8 @@ from moeserve.messages.pictures import EncodePicture, PictureEncoded
 from moeserve.messages.schema import ProcessReady
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.runtime_paths import RuntimePaths
-from tests.support.http_harness import HttpServer, ready_message
+from tests.support.engine_messages import ready_message
+from tests.support.http_harness import HttpServer
 from tests.support.picture_fixture import MODEL, TOWER
 from tests.support.waiting import within
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -24,83 +21,18 @@ from tests.support.layer_rules import (
     TORCH_FORBIDDEN_WITHIN,
 )
 from tests.support.model_import_rules import FAMILIES, PACKAGE
-from tests.support.statements import statements
+from tests.support.source_imports import (
+    imports_in,
+    imports_of,
+    name_of,
+    parsed_imports,
+    read_imports,
+    way_to_torch,
+    within,
+)
 
 TESTS = PACKAGE.parent / "tests"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-class Imports(NamedTuple):
-    anywhere: frozenset[str]
-    at_once: frozenset[str]  # before the module does anything
-
-
-# Groups: the indentation, and the statement.
-IMPORT = re.compile(r"^([ \t]*)((?:import|from [\w.]+ import)\b(?:[^\n(]*\([^)]*\)|[^\n]*))", re.MULTILINE)
-TRIPLE_QUOTED = re.compile(r'"{3}.*?"{3}', re.DOTALL)
-# What the two patterns above may misread: three quotes in a comment or a string, or of the other kind, and an import
-# behind other code, or continued by a backslash.
-UNCLEAR = re.compile(
-    r"#[^\n]*\"{3}|'\"{3}|'{3}|\\\n|^(?![ \t]*(?:#|import\b|from\b)).*[;:][ \t]*(?:import|from [\w.]+ import)\b"
-    r"|^[ \t]*(?:import|from)\b[^\n#]*;",
-    re.MULTILINE,
-)
-
-
-@functools.cache
-def read_imports(path: Path) -> Imports:
-    return imports_in(path.read_text(), path)
-
-
-def imports_in(source: str, path: Path) -> Imports:
-    """The modules that a file of this text imports; `from a import b` is a.b where that is a module. Only what looks
-    like an import is parsed, which takes a fifth of the time; the whole file where that is none or unclear."""
-    if source.count('"""') % 2 or UNCLEAR.search(source):
-        return parsed_imports(source, path)
-    found = IMPORT.findall(TRIPLE_QUOTED.sub("", source))
-    try:
-        anywhere = ast.parse("\n".join(statement for _, statement in found)).body
-        at_once = ast.parse("\n".join(statement for indent, statement in found if not indent)).body
-    except SyntaxError:
-        return parsed_imports(source, path)
-    return Imports(frozenset(_imports(path, anywhere)), frozenset(_imports(path, at_once)))
-
-
-def parsed_imports(source: str, path: Path) -> Imports:
-    tree = ast.parse(source)
-    return Imports(frozenset(_imports(path, statements(tree))), frozenset(_imports(path, tree.body)))
-
-
-def imports_of(path: Path) -> frozenset[str]:
-    return read_imports(path).anywhere
-
-
-def _imports(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
-    module = name_of(path)
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            source = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                yield f"{source}.{alias.name}" if is_module(f"{source}.{alias.name}") else source
-
-
-@functools.cache
-def is_module(name: str) -> bool:
-    path = PACKAGE.parent / name.replace(".", "/")
-    return path.with_suffix(".py").exists() or path.is_dir()
-
-
-def within(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
 
 
 def rule_for(module: str) -> str | None:
@@ -275,38 +207,6 @@ def test_what_is_above_the_processes_is_imported_from_above_alone() -> None:
                 assert not [name for name in imports_of(path) if within(name, above)], path
 
 
-def test_no_test_imports_another_test_or_a_benchmark() -> None:
-    """What tests share is in tests/support, or beside them in a module of its own name. Only files whose text may have
-    such an import are parsed: parsing all takes seconds."""
-    may_import = re.compile(
-        r"\bbenchmarks\b|\bimport\b.*test_|\.test_|^\s+test_\w+( as \w+)?,?$", re.MULTILINE
-    )
-    for path in TESTS.rglob("*.py"):
-        if not may_import.search(path.read_text()):
-            continue
-        shared = [
-            name
-            for name in imports_of(path)
-            if within(name, "benchmarks")
-            or any(part.startswith("test_") for part in name.split(".")[1:] if name.startswith("tests."))
-        ]
-        assert not shared, f"{path.relative_to(TESTS.parent)} imports {shared}"
-
-
-def test_unit_tests_need_no_torch() -> None:
-    """Nor do those of processes, nor what is loaded with them: CI runs both where torch is not installed, and says so
-    later than this test."""
-    with_torch = ("torch", "triton", "tests.kernels", "tests.worker", "tests.gpu")
-    files = [path for room in ("unit", "httpserver", "processes") for path in (TESTS / room).rglob("*.py")]
-    for path in [*files, TESTS / "conftest.py"]:
-        named = {name for name in imports_of(path) if any(within(name, package) for package in with_torch)}
-        assert not named, f"{path.relative_to(TESTS.parent)} imports {sorted(named)}"
-        for name in imports_of(path):
-            assert not (way := way_to_torch(name)), (
-                f"{path.relative_to(TESTS.parent)} imports {' -> '.join(way)}"
-            )
-
-
 def test_commands_need_no_torch_to_begin() -> None:
     """It takes two seconds to import, in each process: of `moeserve list` and `plan`, and of each model of a front."""
     for name in (
@@ -318,60 +218,6 @@ def test_commands_need_no_torch_to_begin() -> None:
         "completion",
     ):
         assert not (way := way_to_torch(f"moeserve.cli.{name}")), " -> ".join(way)
-
-
-@functools.cache
-def way_to_torch(name: str) -> tuple[str, ...]:
-    """The modules through which the import of one of ours imports torch at once, without calling anything; () if none
-    does."""
-    ways: dict[str, tuple[str, ...]] = {name: (name,)}
-    waiting = [name]
-    while waiting:
-        module = waiting.pop()
-        if module.split(".")[0] == "torch":
-            return ways[module]
-        for found in imported_with(module) - ways.keys():
-            ways[found] = (*ways[module], found)
-            waiting.append(found)
-    return ()
-
-
-@functools.cache
-def imported_with(name: str) -> frozenset[str]:
-    """A module's packages, and what it imports before it does anything. Empty for what is neither in moeserve nor in
-    tests.support."""
-    if not within(name, "moeserve") and not within(name, "tests.support"):
-        return frozenset()
-    place = PACKAGE.parent / name.replace(".", "/")
-    path = place.with_suffix(".py") if place.with_suffix(".py").exists() else place / "__init__.py"
-    if not path.exists():
-        return frozenset()
-    parts = name.split(".")
-    packages = {".".join(parts[:count]) for count in range(1, len(parts))}
-    return read_imports(path).at_once | packages
-
-
-def test_tests_import_what_takes_seconds_when_they_run() -> None:
-    """Each process that runs tests collects all of them first, and imports what their modules do."""
-    take_seconds = {"anthropic", "openai", "peft", "transformers"}
-    for path in TESTS.rglob("*.py"):
-        source = path.read_text()
-        if not path.is_relative_to(TESTS / "e2e" / "programs") and any(
-            name in source for name in take_seconds
-        ):
-            named = take_seconds & {name.split(".")[0] for name in imported_at_once(source)}
-            assert not named, (
-                f"{path.relative_to(TESTS.parent)} imports {sorted(named)} where it is collected"
-            )
-
-
-def imported_at_once(source: str) -> Iterator[str]:
-    """What a module imports before it does anything."""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
 
 
 def test_the_rules_are_read_from_real_imports() -> None:

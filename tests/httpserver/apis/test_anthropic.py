@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.support.engine_messages import CONTEXT
 from tests.support.fresh_server import as_new
-from tests.support.http_harness import CONTEXT, NAME, HttpServer, say, tokens_of
+from tests.support.http_harness import NAME, HttpServer, say, tokens_of
 from tests.support.official_clients import anthropic_client
 from tests.support.scripted_answers import ANSWER, ANTHROPIC_TOOLS, MESSAGES, PARIS, SCHEMA, prompt_of
 

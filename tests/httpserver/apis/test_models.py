@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.http_harness import CONTEXT, NAME, HttpServer
+from tests.support.engine_messages import CONTEXT
+from tests.support.http_harness import NAME, HttpServer
 from tests.support.official_clients import openai_client
 
 

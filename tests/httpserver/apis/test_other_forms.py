@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine_messages import CONTEXT
 from tests.support.fresh_server import as_new
-from tests.support.http_harness import CONTEXT, NAME, HttpServer, echo, say, tokens_of
+from tests.support.http_harness import NAME, HttpServer, echo, say, tokens_of
 from tests.support.scripted_answers import ANSWER, PARIS, SCHEMA, prompt_of
 
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http_harness import CONTEXT, NAME, HttpServer
+from tests.support.engine_messages import CONTEXT
+from tests.support.http_harness import NAME, HttpServer
 from tests.support.refused_values import (
     BAD_SCHEMAS,
     HUGE,

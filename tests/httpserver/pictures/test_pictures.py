@@ -15,7 +15,8 @@ from PIL import Image
 from moeserve.cli.bench.serve import main as bench_serve
 from moeserve.cli.workload.shapes import WITH_PICTURES
 from moeserve.messages.pictures import PictureRefused
-from tests.support.http_harness import NAME, HttpServer, ready_message, tokens_of
+from tests.support.engine_messages import ready_message
+from tests.support.http_harness import NAME, HttpServer, tokens_of
 from tests.support.picture_bodies import (
     BASE64,
     BEFORE,

@@ -9,7 +9,8 @@ import msgspec
 
 from moeserve import __version__
 from moeserve.messages.router_metrics import LoadReport
-from tests.support.http_harness import NAME, TLS, HttpServer, http_server, ready_message, say
+from tests.support.engine_messages import ready_message
+from tests.support.http_harness import NAME, TLS, HttpServer, http_server, say
 from tests.support.waiting import within
 
 

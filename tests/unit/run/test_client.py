@@ -11,11 +11,10 @@ import pytest
 from moeserve.cli import running_server
 from moeserve.cli.run import client as client_module
 from moeserve.cli.run.client import ChatClient, address_of
-from moeserve.cli.run.events import ChatError, End, Event, Piece, Waiting
+from moeserve.cli.run.events import ChatError, Event, Piece, Waiting
 from moeserve.cli.running_server import models_at, opener_of
 from moeserve.errors import UserError
-from tests.support.http_harness import HttpServer, say
-from tests.unit.run.conftest import piece, raw_server, stream_of
+from tests.support.raw_server import piece, raw_server, stream_of
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "stream": True}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -31,15 +30,6 @@ def events_of(*parts: bytes) -> tuple[list[Event], str]:
         except ChatError as error:
             return found, str(error)
     raise AssertionError("there was no error")
-
-
-def test_an_answer(server: HttpServer) -> None:
-    server.answer = say("<think>", "\nhm\n", "</think>", "\n\nyes", " no")
-    found = list(ChatClient(server.url, None).events(BODY | {"stream_options": {"include_usage": True}}))
-    pieces = [event for event in found if isinstance(event, Piece)]
-    assert "".join(one.reasoning for one in pieces).strip() == "hm"
-    assert "".join(one.text for one in pieces) == "yes no"
-    assert End("stop") in found
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import re
 import pytest
 
 from moeserve.cli.run.markdown import MOST_HELD, MarkdownView
-from tests.support.http_harness import HttpServer, say
-from tests.unit.run.conftest import Chat
 
 STYLE = re.compile("\x1b\\[([0-9;]+)m")
 ANSWER = """# Plan for `x`
@@ -135,21 +133,3 @@ def test_a_hostile_line_takes_no_time() -> None:
     """A quadratic rule would take minutes."""
     line = "*a **b _c `d ~~e " * 6000
     assert plain(rendered(line)).startswith("*a **b _c d ~~e *a")
-
-
-def test_in_a_chat(server: HttpServer) -> None:
-    server.answer = say("Use *", "*rg*", "*, not ", "`grep", "`.")
-    formatted = Chat(server.url, terminal=True, colours=True)
-    shown = formatted.type("?", "/markdown", "?")
-    assert "Use \x1b[1mrg\x1b[0m, not \x1b[36mgrep\x1b[0m.\n" in shown
-    assert "Markdown is shown as the model writes it\n" in shown
-    assert "Use **rg**, not `grep`.\n" in shown
-    assert formatted.session.conversation.messages[1]["content"] == "Use **rg**, not `grep`."
-    for options in ({"terminal": True}, {"colours": True}):
-        assert "Use **rg**, not `grep`.\n" in Chat(server.url, **options).type("?")
-
-
-def test_an_answer_that_is_cut_shows_what_was_held(server: HttpServer) -> None:
-    server.answer = say("Take **the", reason="length")
-    shown = Chat(server.url, terminal=True, colours=True).type("?")
-    assert "Take **the\n" in plain(shown)

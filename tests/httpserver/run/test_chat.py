@@ -13,13 +13,17 @@ import pytest
 
 from moeserve.cli.background_server import wait_until_ready
 from moeserve.cli.run.answer import AnswerView
+from moeserve.cli.run.client import ChatClient
+from moeserve.cli.run.events import End, Piece
 from moeserve.cli.run.history import FILE, History
 from moeserve.cli.run.slash_commands import COMMANDS
 from moeserve.cli.running_server import ServedModel
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut
 from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say
+from tests.support.raw_server import piece, raw_server, stream_of
+from tests.support.run_chats import REASONED, Chat, interrupt_soon
+from tests.support.scripted_answers import prompt_of
 from tests.support.waiting import within
-from tests.unit.run.conftest import REASONED, Chat, interrupt_soon, piece, prompt_of, raw_server, stream_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
@@ -312,3 +316,31 @@ def test_a_model_that_sees_no_pictures(server: HttpServer, chat: Chat, tmp_path:
     shown = chat.type(f"/image {tmp_path}/a.png", f"{tmp_path}/a.png?")
     assert f"error: {NAME} cannot see pictures; serve it with --mmproj" in shown
     assert chat.session.conversation.messages[0]["content"] == f"{tmp_path}/a.png?"
+
+
+def test_markdown_is_shown_formatted(server: HttpServer) -> None:
+    server.answer = say("Use *", "*rg*", "*, not ", "`grep", "`.")
+    formatted = Chat(server.url, terminal=True, colours=True)
+    shown = formatted.type("?", "/markdown", "?")
+    assert "Use \x1b[1mrg\x1b[0m, not \x1b[36mgrep\x1b[0m.\n" in shown
+    assert "Markdown is shown as the model writes it\n" in shown
+    assert "Use **rg**, not `grep`.\n" in shown
+    assert formatted.session.conversation.messages[1]["content"] == "Use **rg**, not `grep`."
+    for options in ({"terminal": True}, {"colours": True}):
+        assert "Use **rg**, not `grep`.\n" in Chat(server.url, **options).type("?")
+
+
+def test_an_answer_that_is_cut_shows_what_was_held(server: HttpServer) -> None:
+    server.answer = say("Take **the", reason="length")
+    shown = Chat(server.url, terminal=True, colours=True).type("?")
+    assert "Take **the\n" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
+
+
+def test_an_answers_events(server: HttpServer) -> None:
+    server.answer = say("<think>", "\nhm\n", "</think>", "\n\nyes", " no")
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    found = list(ChatClient(server.url, None).events(body | {"stream_options": {"include_usage": True}}))
+    pieces = [event for event in found if isinstance(event, Piece)]
+    assert "".join(one.reasoning for one in pieces).strip() == "hm"
+    assert "".join(one.text for one in pieces) == "yes no"
+    assert End("stop") in found

@@ -1,0 +1,20 @@
+"""For the tests of `moeserve run`: a chat with httpserver, with the test in place of its engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.http_harness import HttpServer
+from tests.support.run_chats import Chat
+
+
+@pytest.fixture
+def server(shared_server: HttpServer) -> HttpServer:
+    """As new for each test, not for each module."""
+    shared_server.begin_anew()
+    return shared_server
+
+
+@pytest.fixture
+def chat(server: HttpServer) -> Chat:
+    return Chat(server.url)
