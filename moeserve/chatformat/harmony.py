@@ -32,6 +32,7 @@ CALL: Final = "<|call|>"
 RETURN: Final = "<|return|>"
 WORDS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 ANALYSIS: Final = "analysis"
+_FINAL: Final = "final"
 # Ends a message and begins the answer's.
 ANSWER_FOLLOWS: Final = f"{END}{START}assistant{CHANNEL}final{MESSAGE}"
 TOOLS: Final = "functions."  # prefix of a tool's name in a call's recipient
@@ -47,7 +48,7 @@ _ENDS: Final = (END, CALL, RETURN)
 _BREAKS: Final = (*_ENDS, START, CHANNEL)
 _ROLE: Final = "assistant"
 # The part of a header before its first tag.
-_CHANNELS: Final = ("analysis", "commentary", "final")
+_CHANNELS: Final = (ANALYSIS, "commentary", _FINAL)
 _ROLE_PART: Final = re.compile(
     rf"(?:assistant)?\s*(?:{'|'.join(_CHANNELS)})?\s*(?:t|to|to=\s?\S*\s*|to=\s?\S+\s+\w{{0,8}})?"
 )
@@ -137,12 +138,12 @@ class HarmonyParser(AnswerParser):
             ]
         elif self._stage is _Stage.CONTENT:
             self._show(self._held, events)
-        elif ended_by is None and self._begins_recipient():
+        elif ended_by is None and (self._begins_recipient() or self._is_call_header()):
             pass
         elif (
             self._stage is _Stage.CALL_START
             or not any(word in self._header for word in WORDS)
-            or _RECIPIENT.search(_proper(self._header))
+            or _RECIPIENT.search(self._proper(self._header))
         ):
             self._begin_content(is_reasoning=False)
             self._show(self._header + "".join(self._call_text), events)
@@ -164,7 +165,7 @@ class HarmonyParser(AnswerParser):
     # ---- the parts of a message
 
     def _read_header(self, char: str, events: list[Event]) -> None:
-        if char == "{" and self._reads_calls and _RECIPIENT.search(self._header):
+        if char == "{" and self._reads_calls and self._recipient(self._header) is not None:
             self._begin_message()  # the header of a call lacks its last tag
             self._push(char, events)
             return
@@ -194,26 +195,56 @@ class HarmonyParser(AnswerParser):
     def _show_header_text(self, header: str, events: list[Event]) -> None:
         """Begins the message of a header that lacks its last tag, with the text that models write in it then."""
         self._begin_content(is_reasoning=self._is_analysis(header))
-        self._show(_free_text(header), events)
+        self._show(self._free_text(header), events)
 
     def _begins_recipient(self) -> bool:
         """True if the header breaks off within `to=`. An answer of no other text may mean the word."""
         has_format = any(word in self._header for word in WORDS) or self._shown or self._num_calls
-        return bool(has_format) and _free_text(self._header).rstrip() in _BEGUN_RECIPIENT
+        return bool(has_format) and self._free_text(self._header).rstrip() in _BEGUN_RECIPIENT
+
+    def _is_call_header(self) -> bool:
+        """True if the text is a call's header, or its beginning with a tag and a tool, and nothing else."""
+        if self._stage is not _Stage.HEADER or not any(word in self._header for word in WORDS):
+            return False
+        return self._recipient(self._header) is not None and not self._free_text(self._header)
+
+    def _recipient(self, header: str) -> str | None:
+        """Returns the tool to which a message is addressed; None if it is addressed to none. In the final channel
+        `to=5` is text, unless there is such a tool."""
+        found = _RECIPIENT.search(header)
+        if found is None:
+            return None
+        is_tool = found[1].startswith(TOOLS) or found[1] in self._offered
+        return None if not is_tool and _channel(header) == _FINAL else found[1]
 
     def _is_analysis(self, header: str) -> bool:
         return self._separates_reasoning and _CHANNEL.findall(header)[-1:] == [ANALYSIS]
 
     def _begin_message(self) -> None:
-        channels, recipient = _CHANNEL.findall(self._header), _RECIPIENT.search(self._header)
-        if not channels and (bare := _BARE_CHANNEL.match(self._header)) is not None:
-            channels = [bare[1]]  # models omit the tag
-        self._begin_content(is_reasoning=channels[-1:] == [ANALYSIS] and self._separates_reasoning)
+        recipient = self._recipient(self._header)
+        self._begin_content(is_reasoning=_channel(self._header) == ANALYSIS and self._separates_reasoning)
         if recipient is None and " to=" not in self._header:  # `to=assistant`: a tool's result
-            recipient = _MISPLACED.search(self._header)
+            misplaced = _MISPLACED.search(self._header)
+            recipient = None if misplaced is None else misplaced[1]
         if recipient is not None and self._reads_calls:
-            self._tool = offered_name(recipient[1].removeprefix(TOOLS), self._offered)
+            self._tool = offered_name(recipient.removeprefix(TOOLS), self._offered)
             self._stage = _Stage.CALL_START
+
+    def _proper(self, header: str) -> str:
+        """Returns the beginning of a header up to the text that may stand in it: role, recipient and channel."""
+        found = _PROPER.match(header)
+        proper = found[0] if found is not None else ""
+        recipient = _RECIPIENT.search(proper)
+        is_text = recipient is not None and self._recipient(header) is None
+        return proper[: recipient.start()] if recipient is not None and is_text else proper
+
+    def _free_text(self, header: str) -> str:
+        """Returns the text of a header behind its role, recipient and channel, without tags and the kind of text."""
+        proper = self._proper(header)
+        text = _TAGGED.sub(" ", header[len(proper) :]).lstrip()
+        has_channel = any(channel in proper for channel in _CHANNELS)
+        is_begun = not has_channel and any(word.startswith(text) for word in (_ROLE, *_CHANNELS))
+        return "" if is_begun else text
 
     def _begin_content(self, is_reasoning: bool) -> None:
         self._stage = _Stage.CONTENT
@@ -289,19 +320,12 @@ class HarmonyParser(AnswerParser):
         events.append(kind(text))
 
 
-def _proper(header: str) -> str:
-    """Returns the beginning of a header up to the text that may stand in it: role, recipient and channel."""
-    found = _PROPER.match(header)
-    return found[0] if found is not None else ""
-
-
-def _free_text(header: str) -> str:
-    """Returns the text of a header behind its role, recipient and channel, without tags and the kind of text."""
-    proper = _proper(header)
-    text = _TAGGED.sub(" ", header[len(proper) :]).lstrip()
-    has_channel = any(channel in proper for channel in _CHANNELS)
-    is_begun = not has_channel and any(word.startswith(text) for word in (_ROLE, *_CHANNELS))
-    return "" if is_begun else text
+def _channel(header: str) -> str:
+    """Returns a header's channel; "" if it names none."""
+    if channels := _CHANNEL.findall(header):
+        return str(channels[-1])
+    bare = _BARE_CHANNEL.match(header)  # models omit the tag
+    return "" if bare is None else bare[1]
 
 
 def _may_be_header(text: str) -> bool:

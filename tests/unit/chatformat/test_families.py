@@ -245,7 +245,11 @@ NEXT = "<|end|><|start|>assistant"
         (f"{TO_F}[1]<|call|>", Answer("[1]")),
         (f'{TO_F}{{"a": tru<|call|>', Answer(f'{TO_F}{{"a": tru')),
         (f"{TO_F} ", Answer(f"{TO_F} ")),
-        (TO_F.removesuffix("<|message|>"), Answer(TO_F.removesuffix("<|message|>"))),
+        (TO_F.removesuffix("<|message|>"), Answer()),  # cut before a call that has no text yet
+        ("<|channel|>commentary to=f", Answer()),
+        ("<|channel|>final to=5 apples", Answer("to=5 apples")),
+        ("<|channel|>final to=5 apples cost {3}", Answer("to=5 apples cost {3}")),
+        ('<|channel|>final to=functions.f{"a": 1}', Answer("", "", [("f", {"a": 1})])),
         (f"{FINAL}Hi{NEXT}<|channel|>fi", Answer("Hi")),
         (f"{FINAL}a <| b <|end <|constrain|>", Answer("a <| b <|end <|constrain|>")),
         ("assist", Answer("assist")),

@@ -278,8 +278,8 @@ def talks(turns: int = 8, clients: int = 8) -> tuple[float, float, float]:
 
 
 def test_later_turns_of_conversations_begin_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of such a prompt is cached. Its answer, once begun, shares the reading of the experts with the others, so
-    that all end sooner."""
+    """Most of a later turn's prompt is cached. Its answer, once begun, shares the reading of the experts with the
+    others, so that all end sooner."""
     all_in, ttft, longest = talks()
     monkeypatch.setattr(pace, "SHORT_ODDS", 1.0)
     equal_all_in, equal_ttft, equal_longest = talks()
