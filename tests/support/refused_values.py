@@ -7,7 +7,8 @@ from typing import Any
 HUGE = 10**30
 INT64 = 1 << 63
 NOT_NUMBERS: list[Any] = ["1", True, [], {}]
-NOT_INTEGERS: list[Any] = [*NOT_NUMBERS, 1.5, 1.0, HUGE, -HUGE]
+NOT_WHOLE: list[Any] = [*NOT_NUMBERS, 1.5, HUGE, -HUGE]
+NOT_INTEGERS: list[Any] = [*NOT_WHOLE, 1.0]
 NOT_BOOLEANS: list[Any] = ["true", 1, 0, [], {}]
 NOT_STRINGS: list[Any] = [5, True, [], {}]
 

@@ -45,6 +45,7 @@ class StreamOptions(RequestModel):
 class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields):
     """The shared fields, with vLLM's defaults. Fields that OpenAI lacks have vLLM's names."""
 
+    takes_whole_floats: ClassVar = True
     empty: ClassVar = (
         StructuredFields.empty
         | SAMPLER_LISTS

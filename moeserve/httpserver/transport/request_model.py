@@ -27,6 +27,7 @@ from moeserve.httpserver.transport.unknown_fields import drop_unknown
 MAX_FIELDS: Final = 256  # fields of one object; the largest model has 60
 MAX_DEPTH: Final = 32  # nesting of free-form JSON inside a request
 MAX_VALUES: Final = 100_000  # in free-form JSON
+EXACT_FLOATS: Final = 1 << 53  # a larger float may stand for a number that was rounded
 MAX_SCHEMA_DEPTH: Final = 96
 
 # Fields that clients put into any object of a request, mostly copies from an earlier answer: cache markers, which have
@@ -106,7 +107,7 @@ class RequestModel(BaseModel):
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = {}
     idle: ClassVar[frozenset[str]] = frozenset()
     empty: ClassVar[frozenset[str]] = frozenset()
-    takes_whole_floats: ClassVar[bool] = False  # 3.0 for 3, as Ollama and llama-server take it
+    takes_whole_floats: ClassVar[bool] = False  # 3.0 for 3, as vLLM, Ollama and llama-server take it
 
     @model_validator(mode="before")
     @classmethod
@@ -122,8 +123,9 @@ class RequestModel(BaseModel):
             if value is not None and not (name in cls.empty and value in EMPTY)
         }
         for name in asked.keys() & _integers(cls) if cls.takes_whole_floats else ():
-            if type(asked[name]) is float and asked[name].is_integer():
-                asked[name] = int(asked[name])
+            number = asked[name]
+            if type(number) is float and number.is_integer() and abs(number) <= EXACT_FLOATS:
+                asked[name] = int(number)
         unread = [
             name
             for name in asked.keys() & advisory(cls).keys()

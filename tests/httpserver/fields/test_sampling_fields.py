@@ -31,6 +31,15 @@ def asked(server: HttpServer, path: str, **body: Any) -> Any:
     return response.json()
 
 
+@pytest.mark.parametrize(("path", "prompt"), [("/v1/completions", "Hi"), ("/v1/chat/completions", HI)])
+def test_whole_numbers_may_have_a_decimal_point(server: HttpServer, path: str, prompt: Any) -> None:
+    name = "prompt" if isinstance(prompt, str) else "messages"
+    asked(server, path, **{name: prompt}, max_tokens=3.0, top_k=7.0, seed=5.0, n=1.0, temperature=1)
+    sampling = server.requests[-1].sampling
+    assert (sampling.max_tokens, sampling.top_k, sampling.seed) == (3, 7, 5)
+    assert all(type(one) is int for one in (sampling.max_tokens, sampling.top_k, sampling.seed))
+
+
 def test_a_prompt_is_truncated_from_its_beginning(server: HttpServer) -> None:
     ids = list(range(100, 700))
     for keep, length in ((4, 4), (1000, None), (-1, 510)):
