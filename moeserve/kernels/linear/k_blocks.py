@@ -20,7 +20,17 @@ import triton.language as tl
 
 from moeserve.kernels.launch import COMPILED
 from moeserve.kernels.linear.mirrored_table import OFFSET, has_mirrored_table, in_turn, shifted_levels
-from moeserve.kernels.planes.books_triton import d_of, load_d, numbers_of, row_words, scale_number, scale_of
+from moeserve.kernels.planes.books_triton import (
+    d_of,
+    eight_signs,
+    entry_words,
+    is_plus,
+    load_d,
+    row_words,
+    scale_number,
+    scale_of,
+    with_signs,
+)
 from moeserve.kernels.planes.triton import WORD_ONES, e4m3_numbers, merge_codes, scale_and_min, super_word
 from moeserve.quantization.codebook import Signs
 
@@ -38,6 +48,20 @@ def dp4a(a, b, c):
         out = c
         for byte in tl.static_range(4):
             out += ((a << (24 - 8 * byte)) >> 24) * ((b << (24 - 8 * byte)) >> 24)
+    return out
+
+
+@triton.jit
+def dp4a_unsigned(a, b, c):
+    """Returns c plus the dot product of a word of four unsigned bytes (a) and one of signed bytes."""
+    if COMPILED:
+        out = tl.inline_asm_elementwise(
+            "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], tl.int32, True, 1
+        )
+    else:
+        out = c
+        for byte in tl.static_range(4):
+            out += ((a >> (8 * byte)) & 255) * ((b << (24 - 8 * byte)) >> 24)
     return out
 
 
@@ -139,10 +163,12 @@ def load_eights(x_codes, at, live, WHICH: tl.constexpr):
 @triton.jit
 def load_columns(x_codes, x_scales, at, live, F: tl.constexpr):
     """Loads 32 activations from offset `at` [KB, BR, 1] on, zeros where not live: both fields' words and sums, and
-    the scale. For a codebook type: the first and the second words of all eights, without sums."""
+    the scale. For a codebook type: the first and the second words of all eights, and the eights' sums, int32, twice."""
     if F.is_book:
         x0, x1 = load_eights(x_codes, at, live, 0), load_eights(x_codes, at, live, 1)
-        sum0, sum1 = x0, x1
+        ones = tl.full(x0.shape, WORD_ONES, tl.int32)
+        sum0 = dp4a(ones, x1, dp4a(ones, x0, tl.zeros_like(x0)))
+        sum1 = sum0
     else:
         x0, sum0 = load_field(x_codes, at, live)
         x1, sum1 = load_field(x_codes, at + 16, live)
@@ -160,30 +186,49 @@ def mirrored_dot(words, x0, x1, F: tl.constexpr):
 
 
 @triton.jit
-def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexpr):
-    """Returns the products, float32, of group H of loaded K blocks of a codebook type with the activations' words x0
-    and x1, the first and second four columns of each eight. parts, words: the blocks' code and scale words; table: the
-    codebook."""
+def dot_eights(columns, parts, high, scales, table, j, H: tl.constexpr, F: tl.constexpr):
+    """Returns the dot products of group H's four eights with the activations of `load_columns`: int32 [.., 4]. parts:
+    words of codes; high, scales: the K blocks' word of the group's high bytes and last word of scales."""
+    x0, x1, sums = columns[0], columns[1], columns[2]
+    LOW: tl.constexpr = F.low_parts
+    octets = ()
+    for p in tl.static_range(LOW):
+        octets = octets + ((parts[p] >> (8 * H)) & 255,)
+    signs = scales
+    if F.parts > F.low_parts:
+        signs = parts[LOW] >> (8 * H)
+    q0, q1 = entry_words(octets, signs, high, table, j, H, F)
+    zero = tl.zeros_like(q0)
+    if F.has_delta:
+        # Bytes of 8 * entry + 127, from which 126 or 128 is subtracted.
+        dots = dp4a_unsigned(q1, x1, dp4a_unsigned(q0, x0, zero)) + (2 * is_plus(high, j, H, F) - 128) * sums
+    else:
+        if F.signs != INCLUDED:
+            minus = eight_signs(parts[LOW], F, WORD_ONES) >> (8 * H)  # all groups' signs at once
+            q0, q1 = with_signs(q0, minus), with_signs(q1, minus >> 4)
+        dots = dp4a(q1, x1, dp4a(q0, x0, zero))
+    return dots
+
+
+@triton.jit
+def multiply_eights(columns, parts, words, table, H: tl.constexpr, F: tl.constexpr):
+    """Returns the products, float32, of group H of loaded K blocks of a codebook type with the activations of
+    `load_columns`. parts, words: the blocks' code and scale words; table: the codebook."""
     j = tl.arange(0, 4)[None, None, None, :]
-    PARTS: tl.constexpr = F.parts
     HIGH: tl.constexpr = H // 2 if F.high_words == 2 else 0
     WORDS: tl.constexpr = F.words
     LAST: tl.constexpr = F.words - 1 if F.words > 0 else 0
-    octets = ()
-    for p in tl.static_range(PARTS):
-        octets = octets + ((parts[p] >> (8 * H)) & 255,)
-    signs, high, scales = octets[PARTS - 1], words[HIGH], words[LAST]
-    wide_high = high[:, :, :, None]
-    if F.signs == INCLUDED:
-        signs = scales[:, :, :, None]
-    q0, q1 = numbers_of(octets, signs, wide_high, table, j, H, F)
-    dots = dp4a(q1, x1, dp4a(q0, x0, tl.zeros_like(q0)))
+    LAST_PART: tl.constexpr = F.parts - 1
+    high, scales = words[HIGH], words[LAST]
+    wide_high, wide_scales = high[:, :, :, None], scales[:, :, :, None]
+    dots = dot_eights(columns, parts, wide_high, wide_scales, table, j, H, F)
     d = d_of(words[WORDS], words[WORDS + 1], F)
     if F.group == 32:
-        n = scale_number((high, scales), tl.sum((signs >> 7) << j, 3), 0, H, F)
+        top = tl.sum(((parts[LAST_PART] >> 7) & WORD_ONES) << j, 3)  # a byte for each group
+        n = scale_number((high, scales), (top >> (8 * H)) & 15, 0, H, F)
         out = scale_of(n, d, F) * tl.sum(dots, 3).to(tl.float32)
     else:
-        n = scale_number((wide_high, scales[:, :, :, None]), signs, j, H, F)
+        n = scale_number((wide_high, wide_scales), dots, j, H, F)
         out = d * (F.eighths / 8) * tl.sum((2 * n + 1) * dots, 3).to(tl.float32)
     return out
 
@@ -201,7 +246,7 @@ def multiply_columns(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
     """Returns the dot product of loaded columns with the 32 columns H of loaded K blocks: float32 [KB, BR, NB]."""
     if F.is_book:
         parts, words, table = k_blocks
-        out = columns[4] * multiply_eights(columns[0], columns[1], parts, words, table, H, F)
+        out = columns[4] * multiply_eights(columns, parts, words, table, H, F)
     else:
         out = multiply_fields(columns, k_blocks, H, F)
     return out

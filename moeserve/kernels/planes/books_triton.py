@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from moeserve.kernels.planes.triton import high_half, low_half
+from moeserve.kernels.planes.triton import BYTE_ONES, high_half, low_half
 from moeserve.quantization.codebook import BookScales, Signs
 
 _PACKED_7 = tl.constexpr(int(Signs.PACKED_7))
@@ -68,16 +68,17 @@ def entry_words(low, signs, high, table, j, g, F: tl.constexpr):
 
 
 @triton.jit
-def eight_signs(signs, F: tl.constexpr):
-    """Returns the signs of eight columns as int32, bit i for column i (1: negative). Where seven signs are stored, the
-    eighth makes the number of minuses even."""
+def eight_signs(signs, F: tl.constexpr, ONES: tl.constexpr):
+    """Returns the signs of eight columns as int32, bit i for column i (1: negative), from a byte (ONES = 1), or of four
+    times eight columns from a word of four bytes (ONES = 0x01010101). Where seven signs are stored, the eighth makes
+    the number of minuses even."""
     if F.signs == _BYTES:
         out = signs
     else:
-        seven = signs & 127 if F.signs == _PACKED_7 else signs >> 1
+        seven = (signs if F.signs == _PACKED_7 else signs >> 1) & (127 * ONES)
         odd = seven ^ (seven >> 4)
         odd = odd ^ (odd >> 2)
-        out = seven | (((odd ^ (odd >> 1)) & 1) << 7)
+        out = seven | (((odd ^ (odd >> 1)) & ONES) << 7)
     return out
 
 
@@ -89,18 +90,24 @@ def with_signs(word, bits):
 
 
 @triton.jit
+def is_plus(high, j, g, F: tl.constexpr):
+    """Returns int32 1 where the delta is added to the eight columns `j` of group g, 0 where it is subtracted. high: the
+    word with the group's high bytes."""
+    place = 16 * (g % 2) + (15 if F.signs == _DELTA_GROUP else 4 * j + 3)
+    return ((high >> place) & 1) ^ 1
+
+
+@triton.jit
 def numbers_of(low, signs, high, table, j, g, F: tl.constexpr):
     """Returns both int32 words of the eight columns `j` of group g, as signed bytes: codebook entries with their signs
     or their delta."""
     first, second = entry_words(low, signs, high, table, j, g, F)
     if F.has_delta:
-        place = 16 * (g % 2) + (15 if F.signs == _DELTA_GROUP else 4 * j + 3)
-        plus = ((high >> place) & 1) ^ 1
-        twos = plus * 0x02020202
+        twos = is_plus(high, j, g, F) * 0x02020202
         # 8 * entry + 127, plus 0 or 2, minus 128.
         first, second = (first + twos) ^ -0x7F7F7F80, (second + twos) ^ -0x7F7F7F80
     elif F.signs != _INCLUDED:
-        minus = eight_signs(signs, F)
+        minus = eight_signs(signs, F, BYTE_ONES)
         first, second = with_signs(first, minus), with_signs(second, minus >> 4)
     return first, second
 
