@@ -38,8 +38,8 @@ class Headers(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class EarlyEnd(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens with which a model ends its turn. Models end it within their reasoning, too: the clients of such an
-    answer get an empty one. Then the reasoning's `ending` takes the place of the token, and the model answers."""
+    """The tokens with which a model ends its turn. A model that ends it within its reasoning leaves the client with an
+    empty answer. Such a token is therefore replaced by the tokens that end the reasoning, and the model answers."""
 
     reasoning: Thinking | Headers
     token_ids: frozenset[int]

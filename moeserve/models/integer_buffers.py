@@ -31,7 +31,8 @@ def dense_integer_buffers(model: ModelShape, rows: int) -> list[Buffer]:
 
 
 def _most_columns(model: ModelShape, rows: int) -> int:
-    """Returns the most columns of such a product; 0: there is none."""
+    """Returns the most columns that a whole matrix has whose product in steps of `rows` rows takes integers; 0: there
+    is no such matrix."""
     inputs = [model.hidden_size, model.mixed_width]
     if rows in DENSE_INTEGER_ROWS and any(map(has_whole_super_blocks, inputs)):
         q_rank = 0 if model.latent is None else model.latent.q_rank

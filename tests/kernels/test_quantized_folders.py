@@ -287,6 +287,11 @@ def test_a_gpu_takes_every_type_but_one_without_its_kernels(
     source = open_dummy_model(tmp_path / "trits.gguf")
     check_gpu_types(source, source.tensors)
     name, tensor = next((n, t) for n, t in source.tensors.items() if t.type.name == "TQ1_0")
-    monkeypatch.setattr(source, "tensors", {name: replace(tensor, type=replace(tensor.type, gpu=False))})
-    with pytest.raises(ModelError, match="is of type TQ1_0, which only the CPU engine reads"):
-        check_gpu_types(source, source.tensors)
+    none = replace(tensor.type, gpu=False)
+    for kind, reason in (
+        (none, "is of type TQ1_0, which only the CPU engine reads"),
+        (replace(none, name="I32", cpu=False), "is of type I32, which no engine supports; supported are F32"),
+    ):
+        monkeypatch.setattr(source, "tensors", {name: replace(tensor, type=kind)})
+        with pytest.raises(ModelError, match=reason):
+            check_gpu_types(source, source.tensors)

@@ -1,4 +1,5 @@
-"""Base-3 digits (TQ1_0) as a GPU's planes hold them: eight columns are one index into `ternary_entries`, in 13 bits.
+"""Base-3 digits (TQ1_0) as a GPU's planes hold them: eight columns are one index, in 13 bits, into
+`ternary_entries`: the 6,561 = 3^8 combinations of eight codes.
 
 A block has five digits in most bytes and four in others, so that the digits of a k block cross bytes and blocks. The
 indices take as many bytes as the file (52 for 256 columns), and kernels look them up as those of a codebook (books.py):
