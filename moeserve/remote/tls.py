@@ -34,7 +34,9 @@ def _load(context: ssl.SSLContext, files: TlsFiles, flag_prefix: str) -> ssl.SSL
         flag, path = f"{flag_prefix}certfile, {flag_prefix}keyfile", files.certfile
         context.load_cert_chain(files.certfile, files.keyfile, _no_password)
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"{flag}: {path}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{flag}: {path} cannot be used: {error.strerror or error}; name a PEM file that the server may read"
+        ) from error
     return context
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from moeserve.cli.agents.agents import AGENTS, Endpoint, Start
-from moeserve.cli.background_server import SERVER_OPTIONS, server_for
+from moeserve.cli.background_server import SERVER_OPTIONS, SERVER_TEXTS, server_for
 from moeserve.cli.command_line import add_shared_options, read_options
 from moeserve.errors import UserError
 
@@ -33,7 +33,7 @@ def command_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("agent", metavar="AGENT", choices=AGENTS, help=", ".join(AGENTS))
-    add_shared_options(parser, SERVER_OPTIONS)
+    add_shared_options(parser, SERVER_OPTIONS, **SERVER_TEXTS)
     return parser
 
 

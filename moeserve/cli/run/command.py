@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from moeserve.cli.background_server import SERVER_OPTIONS, running_model, server_for, wait_until_ready
+from moeserve.cli.background_server import (
+    SERVER_OPTIONS,
+    SERVER_TEXTS,
+    running_model,
+    server_for,
+    wait_until_ready,
+)
 from moeserve.cli.command_line import add_shared_options, flag_name, read_options
 from moeserve.cli.run.answer import REASONING_VIEWS
 from moeserve.cli.run.asking import sentence
@@ -62,7 +68,8 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="set a sampling parameter, such as temperature=0.7, as /set does in a chat",
+        help="set a sampling parameter, such as temperature=0.7, as /set does in a chat; repeat the flag for more "
+        "(default: the server's)",
     )
     parser.add_argument(
         "--image",
@@ -90,7 +97,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-history", action="store_true", help="neither read nor write the history of questions"
     )
-    add_shared_options(parser, _OPTIONS)
+    add_shared_options(parser, _OPTIONS, **SERVER_TEXTS)
     return parser
 
 

@@ -91,7 +91,11 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
     store = store_of(request)
     batch = store.batch(caller_of(request).key_owner, batch_id, "openai")
     if batch.is_ended:
-        raise ApiError(409, f"{batch.id} has ended: it is {batch.status}", code="batch_has_ended")
+        raise ApiError(
+            409,
+            f"{batch.id} has ended (it is {batch.status}), so there is nothing to cancel",
+            code="batch_has_ended",
+        )
     await cancel(store, batch)
     return _answer(store, batch)
 

@@ -138,12 +138,12 @@ class _Upload:
             assert self._at is not None
             self._fields[self._at] += piece
             if len(self._fields[self._at]) > MAX_FIELD_BYTES:
-                raise invalid(self._at, f"has more than {MAX_FIELD_BYTES} bytes")
+                raise invalid(self._at, f"has more than {MAX_FIELD_BYTES} bytes; shorten it")
 
     def _begin(self, part: Part) -> None:
         if part.name == "file":
             if self._filename is not None:
-                raise invalid("file", "there are two: a request uploads one file")
+                raise invalid("file", "there are two: a request uploads one file; send a request for each")
             self._at, self._filename = "file", part.filename or "file"
         else:
             self._at = part.name

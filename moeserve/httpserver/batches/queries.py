@@ -23,9 +23,7 @@ def store_of(request: Request) -> BatchStore:
     """Returns the store. Raises ApiError 404 without --batch-dir, and 503 while the folder is not ready."""
     store: BatchStore | None = request.app.state.batches
     if store is None:
-        message = (
-            "files and batches are off: the server keeps them on its disk, in a folder that --batch-dir names"
-        )
+        message = "files and batches are off; start the server with --batch-dir and a folder, in which it keeps them"
         raise ApiError(404, message, code="batches_off")
     store.require_open()
     return store

@@ -238,7 +238,7 @@ def page(
     if after is not None:
         ids = [record.id for record in records]
         if after not in ids:
-            raise invalid("after", f"there is no {after[:200]!r}")
+            raise invalid("after", f"there is no {after[:200]!r}; give the last id of the page before")
         records = records[ids.index(after) + 1 :]
     return records[:limit], len(records) > limit
 

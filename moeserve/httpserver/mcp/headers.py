@@ -51,10 +51,12 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             found = json.loads(file.read(MAX_FILE_BYTES))
     except OSError as error:
-        raise ConfigError(f"--mcp-headers-file: {path}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"--mcp-headers-file: {path} cannot be read: {error.strerror or error}; name a readable file"
+        ) from error
     except (ValueError, RecursionError):
         raise ConfigError(
-            f"--mcp-headers-file: {path} is not JSON"
+            f"--mcp-headers-file: {path} is not JSON; write an object of servers"
         ) from None  # the cause would quote the file
     if not isinstance(found, dict):
         raise ConfigError(

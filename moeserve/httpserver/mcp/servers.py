@@ -36,7 +36,7 @@ class McpServers:
                     "files=http://127.0.0.1:8931/mcp; a name has letters, digits, _ and -"
                 )
             if name in self.urls:
-                raise ConfigError(f"--mcp-servers: the name {name!r} is given twice")
+                raise ConfigError(f"--mcp-servers: the name {name!r} is given twice; choose another")
             self.urls[name] = url
         if len(self.urls) > MAX_SERVERS:
             raise ConfigError(f"--mcp-servers: {len(self.urls)} servers; leave all but {MAX_SERVERS} out")

@@ -72,5 +72,7 @@ def bounded_config(
         made.load()
     except OSError as error:  # ssl.SSLError is one
         files = f"{config.ssl_certfile}, {config.ssl_keyfile or 'the same file'}"
-        raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {files}: {error}") from error
+        raise ConfigError(
+            f"--ssl-certfile, --ssl-keyfile: {files} cannot be used: {error}; give a certificate and its key as PEM"
+        ) from error
     return made

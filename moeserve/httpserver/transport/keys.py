@@ -28,7 +28,9 @@ class ApiKeys:
         if config.api_key_file is not None:
             for name, key in _read(Path(config.api_key_file)):
                 if named.setdefault(key, name) != name:
-                    raise ConfigError(f"--api-key-file: {name!r} and {named[key]!r} have the same key")
+                    raise ConfigError(
+                        f"--api-key-file: {name!r} and {named[key]!r} have the same key; give each its own"
+                    )
         return cls(named, config.api_key)
 
     def reload(self, config: ServerConfig) -> None:
@@ -96,14 +98,19 @@ def _read(path: Path) -> Iterator[tuple[str, str]]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file: {path} cannot be read: {error}") from error
+        raise ConfigError(
+            f"--api-key-file: {path} cannot be read: {error}; name a text file that the server may read"
+        ) from error
     found = False
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 2:
-            raise ConfigError(f"--api-key-file: line {number} of {path} must be a name and a key")
+            raise ConfigError(
+                f"--api-key-file: line {number} of {path} must be a name and a key; write both, with a space "
+                "between"
+            )
         found = True
         yield words[0], words[1]
     if not found:

@@ -23,7 +23,9 @@ class DiskDirectory:
         try:
             self._lock = _claim(path)
         except OSError as error:
-            raise ConfigError(f"{FLAG} {path}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"{FLAG} {path}: the folder cannot be used: {error.strerror or error}; name another"
+            ) from error
 
     def __del__(self) -> None:
         if hasattr(self, "_lock"):

@@ -25,9 +25,9 @@ def parse_modules(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         name, separator, path = text.partition("=")
         if not separator or not path or not is_name(name):
-            raise ConfigError(f"--lora-modules: {text[:200]!r} is not of the form name=path")
+            raise ConfigError(f"--lora-modules: {text[:200]!r} is not of the form name=path; write it so")
         if name in found:
-            raise ConfigError(f"--lora-modules: the name {name!r} is given twice")
+            raise ConfigError(f"--lora-modules: the name {name!r} is given twice; choose another")
         found[name] = path
     return found
 

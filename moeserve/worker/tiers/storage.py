@@ -115,7 +115,9 @@ class PageTiersPlan:
         try:
             store = PageStore(self.directory.path, self.disk_bytes, kinds)
         except OSError as error:
-            raise ConfigError(f"--kv-disk {self.directory.path}: {error}") from error
+            raise ConfigError(
+                f"--kv-disk {self.directory.path}: the folder cannot be used: {error}; name another"
+            ) from error
         log.info(
             "the disk tier in %s has %d pages of %d tokens, %.2f of %.2f GiB, opened in %.0f ms",
             *(self.directory.path, len(store), PAGE_TOKENS),

@@ -90,7 +90,7 @@ class ModelText:
         if characters > limit * self.longest_token:
             message = (
                 f"{param}: {characters} characters cannot fit into this model's maximum context length of "
-                f"{limit} tokens, of at most {self.longest_token} characters each"
+                f"{limit} tokens, of at most {self.longest_token} characters each; shorten it"
             )
             raise ApiError(
                 400,
@@ -151,7 +151,10 @@ class ModelText:
         if mark:
             text, found, _ = text.rpartition(mark)
             if not found:
-                message = f"{param}: the chat template leaves the last message out, so it cannot be continued"
+                message = (
+                    f"{param}: the model's chat template leaves the last message out, so it cannot be continued; end "
+                    "with a message of role user"
+                )
                 raise ApiError(400, message, param=param, code="chat_template_error")
         pieces = [text] if literal is None else literal.cut(text)
         self.check_length("".join(pieces), limit, param)
@@ -171,7 +174,9 @@ class ModelText:
         assert self.pictures is not None, "the caller knows that the model sees"
         text = "".join(pieces)
         if not all(mark in text for mark in pictures):
-            message = f"{param}: the chat template leaves a picture out"
+            message = (
+                f"{param}: the model's chat template leaves a picture out; send it in a message of role user"
+            )
             raise ApiError(400, message, param=param, code="chat_template_error")
         begin = self._begun([]) if add_special else []
         return await asyncio.to_thread(self.pictures.encode, self.tokenizer, pieces, pictures, begin)

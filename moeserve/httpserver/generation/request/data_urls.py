@@ -30,9 +30,11 @@ def base64_bytes(text: str, what: str, *, may_be_empty: bool = False) -> bytes:
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise PydanticCustomError("base64", "the {what} is not valid base64", {"what": what}) from error
+        raise PydanticCustomError(
+            "base64", "the {what} is not valid base64; encode its bytes again", {"what": what}
+        ) from error
     if not data and not may_be_empty:
-        raise PydanticCustomError("base64", "the {what} is empty", {"what": what})
+        raise PydanticCustomError("base64", "the {what} is empty; send its bytes", {"what": what})
     return data
 
 
