@@ -29,10 +29,12 @@ def write_gguf(
     path: Path,
     *,
     ordered: Callable[[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]] = lambda name, rows: rows,
+    named: Callable[[str], str] = str,
     without: tuple[str, ...] = (),
     **settings: Any,
 ) -> None:
-    """ordered: gives a tensor's rows in the order of the file. without: keys to leave out. settings: further keys.
+    """ordered: gives a tensor's rows in the order of the file. named: gives its name in the file. without: keys to
+    leave out. settings: further keys.
     Keys are without the architecture; "__" in a setting's name stands for a dot."""
     source = open_folder(folder)
     writer = GGUFWriter(path, source.architecture)
@@ -53,7 +55,7 @@ def write_gguf(
         writer.add_uint32(f"{source.architecture}.{key.replace('__', '.')}", setting)
     for name, tensor in source.tensors.items():
         raw = ordered(name, source.data(name).reshape(*tensor.shape[:-1], -1))
-        writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType(tensor.type.number))
+        writer.add_tensor(named(name), raw, raw_dtype=GGMLQuantizationType(tensor.type.number))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -86,6 +86,7 @@ READERS = {
     "moeserve.models.sources.huggingface.multipliers",
     "moeserve.models.sources.huggingface.next_token_names",
     "moeserve.models.sources.huggingface.proportional_rope",
+    "moeserve.models.sources.huggingface.ranked_qkv",
     "moeserve.models.sources.huggingface.remade",
     "moeserve.models.sources.huggingface.rope_by_kind",
     "moeserve.models.sources.huggingface.sharded_table",

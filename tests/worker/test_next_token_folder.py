@@ -54,6 +54,11 @@ FOLDERS: dict[str, dict[str, Any]] = {
 }
 
 
+def _mimos_norm(name: str) -> str:
+    """llama.cpp's converter names MiMo's last norm so."""
+    return name.replace(n.NEXTN_HEAD_NORM, n.LAYER_OUTPUT_NORM)
+
+
 @pytest.mark.parametrize(
     ("model_type", "settings"),
     [*FOLDERS.items(), ("cohere2_moe", COHERE | CENTERED)],
@@ -68,7 +73,9 @@ def test_what_torch_computes(
     logits = torch.stack([drafting.logits(row) for row in range(1, 40)])
     assert nmse(logits, truth) < 3e-7
     assert torch.equal(logits.argmax(-1), truth.argmax(-1))
-    write_gguf(folder.path, tmp_path / "same.gguf")
+    write_gguf(
+        folder.path, tmp_path / "same.gguf", named=_mimos_norm if model_type == "mimo_v2_flash" else str
+    )
     from_gguf = Drafting(tmp_path / "same.gguf", TOKENS[:40])
     assert torch.equal(torch.stack([from_gguf.logits(row) for row in range(1, 40)]), logits)
 

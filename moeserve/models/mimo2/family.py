@@ -1,4 +1,4 @@
-"""MiMo-V2-Flash (https://huggingface.co/XiaomiMiMo/MiMo-V2-Flash).
+"""MiMo-V2-Flash (https://huggingface.co/XiaomiMiMo/MiMo-V2-Flash), and the text of MiMo-V2.5 and V2.5-Pro.
 
 Values are narrower than keys and multiplied by a constant. Sliding-window layers have more KV heads, their own RoPE
 base and attention sinks. The router is DeepSeek-V3's; there is no shared expert. Further layers in the file predict
@@ -39,7 +39,10 @@ def read_shape(source: ModelSource) -> ModelShape:
             rope_theta=reader.number("rope.freq_base_swa", 2.0, 1e12) if sees_window[index] else None,
         )
 
-    return reader.model(tuple(LayerShape(attention(index), ffn) for index, ffn in enumerate(mixtures)))
+    shape = reader.model(tuple(LayerShape(attention(index), ffn) for index, ffn in enumerate(mixtures)))
+    # Files have the next-token block's last norm under the one name or the other.
+    is_output_norm = n.of_layer(shape.num_layers, n.LAYER_OUTPUT_NORM) in source.tensors
+    return replace(shape, next_token_norm=n.LAYER_OUTPUT_NORM) if is_output_norm else shape
 
 
 def next_token_layer(source: ModelSource, _layer: LayerShape) -> LayerShape:

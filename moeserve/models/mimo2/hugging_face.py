@@ -1,5 +1,5 @@
-"""MiMo-V2-Flash's folders. Published folders have separate settings, with names of their own, for layers with a window;
-folders written by transformers have lists by layer or objects by kind of layer."""
+"""MiMo-V2-Flash's and MiMo-V2.5's folders. Published folders have separate settings, with names of their own, for
+layers with a window; folders written by transformers have lists by layer or objects by kind of layer."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ from moeserve.models.sources.huggingface.mapping import (
     HuggingFaceMapping,
 )
 from moeserve.models.sources.huggingface.next_token_names import MIMO
+from moeserve.models.sources.huggingface.ranked_qkv import ranked_qkv
 
 PERIOD = 6  # without a setting, the first layer and the last of every period of this many layers have full attention
 ROTATED = 0.334  # rotated part of a head if no setting says so
+QKV = "self_attn.qkv_proj"  # in MiMo-V2.5
+LAYOUTS = (None, "split", "fused_qkv")
 
 
 def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
@@ -52,6 +55,11 @@ def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
                 f"{name!r} is {config[name]!r:.80} and {same!r} {config.get(same)!r:.80}; "
                 "only equal ones are supported",
             )
+    layout = config.get("attention_projection_layout")
+    if layout not in LAYOUTS:
+        raise SettingError(
+            path, f"'attention_projection_layout' is {layout!r:.80}; split and fused_qkv are supported"
+        )
     # "sliding_window_size" does not count the token's own key; "sliding_window" does.
     before = config.get("sliding_window_size")
     window = number(path, config, "sliding_window", 1, 1 << 24) if before is None else (
@@ -89,7 +97,10 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     factor = config.get("partial_rotary_factor") or ROTATED
     bases = [config.get("rope_theta"), config.get("swa_rope_theta")]
     scaling = config.get("rope_scaling")
-    if given is not None:
+    if isinstance(given, dict) and isinstance(bases[0], int | float) and given.get("rope_theta") == bases[0]:
+        # MiMo-V2.5's, which say once more what the settings of the layers without a window say
+        scaling, factor = given, given.get("partial_rotary_factor") or factor
+    elif given is not None:
         of_kinds = [given.get(kind) for kind in (FULL, SLIDING)] if isinstance(given, dict) else []
         kinds = [kind for kind in of_kinds if isinstance(kind, dict)]
         if len(kinds) != 2:
@@ -141,7 +152,6 @@ FOLDER = HuggingFaceMapping(
         "n_shared_experts": (None, None),
         "add_swa_attention_sink_bias": (True, True),
         "add_full_attention_sink_bias": (False, False),
-        "attention_projection_layout": ("split", "split"),
     },
     derived=by_layer,
     rope=rope,
@@ -150,6 +160,10 @@ FOLDER = HuggingFaceMapping(
     dense=DENSE_FFN,
     experts=MOE_EXPERTS,
     optional=frozenset({n.of_part(n.ATTN_SINKS)}),
+    made=ranked_qkv(QKV),
+    ranked_qkv=QKV,
+    left_out=("visual.", "audio_encoder.", "speech_embeddings."),
+    other_model_types=("mimo_v2",),
     next_token=MIMO,
     skipped=("model.mtp.",),
 )

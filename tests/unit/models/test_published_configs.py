@@ -23,7 +23,6 @@ from tests.conftest import OWN_FIXTURES
 
 CONFIGS: Final[dict[str, dict[str, Any]]] = json.loads((OWN_FIXTURES / "published_configs.json").read_text())
 REFUSED: Final = {
-    "MiMo-V2.5": "model_type 'mimo_v2' is not supported",
     "MiniMax-M3-MXFP8": "has a quantization_config of 'mxfp8', which is not read",
 }
 PATH: Final = Path("config.json")

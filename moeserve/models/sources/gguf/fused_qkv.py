@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from . import names as n
 from .header import MappedTensor
 from .metadata import Metadata
@@ -15,18 +17,23 @@ _PARTS = (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
 _FUSED = {of_part(n.ATTN_QKV): of_part for of_part in (n.of_part, n.bias_of_part)}
 
 
-def qkv_rows(metadata: Metadata) -> tuple[int, int, int] | None:
-    """Returns the numbers of rows of q, k and v; None if the metadata does not say them with one number each."""
+def qkv_rows(metadata: Metadata, rows: int) -> tuple[int, int, int] | None:
+    """Returns how many of this number of rows are q's, k's and v's; None if the metadata does not fit. Layers may
+    differ in their KV heads, which are counted by the rows."""
     prefix = metadata.get("general.architecture")
     heads, width = (metadata.get(f"{prefix}.{key}") for key in ("attention.head_count", "embedding_length"))
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
         return None
-    kv_heads = metadata.get(f"{prefix}.attention.head_count_kv")
-    dim = metadata.get(f"{prefix}.attention.key_length")
-    kv_heads, dim = heads if kv_heads is None else kv_heads, width // heads if dim is None else dim
-    if not isinstance(kv_heads, int) or not isinstance(dim, int):
+    stated, dim, value_dim = (
+        metadata.get(f"{prefix}.attention.{key}") for key in ("head_count_kv", "key_length", "value_length")
+    )
+    dim = width // heads if dim is None else dim
+    value_dim = dim if value_dim is None else value_dim
+    if not isinstance(dim, int) or not isinstance(value_dim, int) or dim < 1 or value_dim < 1:
         return None
-    return heads * dim, kv_heads * dim, kv_heads * dim
+    kv_heads, rest = divmod(rows - heads * dim, dim + value_dim)
+    is_stated = isinstance(stated, np.ndarray) or kv_heads == (heads if stated is None else stated)
+    return (heads * dim, kv_heads * dim, kv_heads * value_dim) if not rest and is_stated else None
 
 
 def divided(tensors: Iterable[MappedTensor], metadata: Metadata) -> Iterator[MappedTensor]:
@@ -34,11 +41,12 @@ def divided(tensors: Iterable[MappedTensor], metadata: Metadata) -> Iterator[Map
     refused later, with all unexpected tensors."""
     held = list(tensors)
     recurrent = {n.layer_of(tensor.name) for tensor in held if ".ssm_" in tensor.name}
-    rows = qkv_rows(metadata)
     for tensor in held:
         layer = n.layer_of(tensor.name)
         part_name = _FUSED.get("" if layer is None else tensor.name.removeprefix(n.in_layer(layer, "")))
-        if part_name is None or layer in recurrent or rows is None or sum(rows) != tensor.shape[0]:
+        is_fused = part_name is not None and layer not in recurrent
+        rows = qkv_rows(metadata, tensor.shape[0]) if is_fused else None
+        if part_name is None or rows is None:
             yield tensor
             continue
         assert layer is not None

@@ -184,7 +184,7 @@ NEXTN_EH_PROJ = "nextn.eh_proj"
 NEXTN_ENORM = "nextn.enorm"
 NEXTN_HNORM = "nextn.hnorm"
 NEXTN_HEAD_NORM = "nextn.shared_head_norm"
-LAYER_OUTPUT_NORM = "layer_output_norm"  # NEXTN_HEAD_NORM's name in bailingmoe3
+LAYER_OUTPUT_NORM = "layer_output_norm"  # NEXTN_HEAD_NORM's name in bailingmoe3, and in MiMo's files
 NEXTN_NORMS = (NEXTN_ENORM, NEXTN_HNORM, NEXTN_HEAD_NORM)
 
 # Gate, up and down.

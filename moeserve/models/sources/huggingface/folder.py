@@ -33,6 +33,7 @@ from .mapping import HuggingFaceMapping
 from .merged_experts import merged_experts
 from .next_token_names import NextTokenNames
 from .quantization_config import FLOATS, quantization_of
+from .ranked_qkv import cut_in_parts
 from .safetensors_file import StoredTensor, read_tensors, release_pages
 from .tied_head import EMBEDDING, HEAD, settle_head
 from .tokenizer_json import read_tokenizer
@@ -304,8 +305,11 @@ def open_mapped_folder(
             raise SettingError(file, f"tensor {repeated!r} occurs in another file too")
         stored |= tensors
         file_bytes += size
+    stored = {name: one for name, one in stored.items() if not name.startswith(mapping.left_out)}
     quantization = quantization_of(path, config)
     if quantization is not None:
+        if mapping.ranked_qkv is not None:
+            stored = cut_in_parts(path, stored, mapping.ranked_qkv, quantization)
         stored = with_packed(path, with_packed_experts(path, stored), quantization)
         if quantization["quant_method"] in FLOATS:
             stored = with_scales(path, stored, quantization)

@@ -35,7 +35,7 @@ def with_scales(
     """Returns the tensors, with the scales of each 8-bit float matrix attached to it instead of beside it; parts of a
     table are left to sharded_table.py. config: quantization_config. Raises ModelError for scales whose blocks do not
     fit."""
-    block = _block_size(path, config)
+    block = block_size(path, config)
     found = dict(stored)
     for name, tensor in stored.items():
         if tensor.dtype != FP8 or is_shard(name):
@@ -88,7 +88,7 @@ def _row_scales(tensor: StoredTensor) -> npt.NDArray[np.float32]:
     return scales.repeat(tensor.block[0], axis=1)[:, :rows]
 
 
-def _block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
+def block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
     """Returns the block size (rows, columns) in the settings; None if they have none."""
     block = config.get("weight_block_size")
     groups = config.get("config_groups")

@@ -17,8 +17,8 @@ from .made_tensor import MadeTensor, rows_made
 from .remade import Made
 from .safetensors_file import StoredTensor
 
-# The rows of each matrix; None if the metadata does not say them with one number each.
-RowsOf = Callable[[Metadata], Sequence[int] | None]
+# The rows of each matrix, from the rows of all; None if the metadata does not fit.
+RowsOf = Callable[[Metadata, int], Sequence[int] | None]
 
 
 def fused_rows(theirs: str, parts: Sequence[str], rows_of: RowsOf) -> Made:
@@ -30,8 +30,8 @@ def fused_rows(theirs: str, parts: Sequence[str], rows_of: RowsOf) -> Made:
         tensor = stored.pop(f"{prefix}{theirs}.weight", None)
         if tensor is None:
             return  # a checkpoint with a tensor for each
-        rows = rows_of(metadata)
-        if rows is None or len(tensor.shape) != 2 or sum(rows) != tensor.shape[0]:
+        rows = rows_of(metadata, tensor.shape[0]) if len(tensor.shape) == 2 else None
+        if rows is None or sum(rows) != tensor.shape[0]:
             shape = list(tensor.shape)
             raise ModelError(
                 path,
@@ -48,7 +48,7 @@ def fused_gate_up(theirs: str) -> Made:
     return fused_rows(theirs, (n.FFN_GATE, n.FFN_UP), _gate_up_rows)
 
 
-def _gate_up_rows(metadata: Metadata) -> tuple[int, int] | None:
+def _gate_up_rows(metadata: Metadata, _rows: int) -> tuple[int, int] | None:
     width = metadata.get(f"{metadata.get('general.architecture')}.feed_forward_length")
     return (width, width) if isinstance(width, int) else None
 

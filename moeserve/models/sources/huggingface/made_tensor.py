@@ -67,6 +67,22 @@ def rows_made(
     return MadeTensor(shape, packed.type, (source,), lambda: bytes_of(choose(packed.make())), packed.order)
 
 
+def rows_joined(
+    sources: tuple[StoredTensor, ...],
+    shape: tuple[int, ...],
+    choose: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+) -> MadeTensor:
+    """Returns a tensor of the rows that `choose` selects of each source; all have the first one's type. choose: as
+    `rows_made`'s."""
+
+    def rows_of(source: StoredTensor) -> npt.NDArray[Any]:
+        return choose(numbers_of(source) if source.packed is None else source.packed.make())
+
+    return MadeTensor(
+        shape, sources[0].type, sources, lambda: bytes_of(np.concatenate([rows_of(one) for one in sources]))
+    )
+
+
 def values_made(
     source: StoredTensor, shape: tuple[int, ...], choose: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 ) -> MadeTensor:

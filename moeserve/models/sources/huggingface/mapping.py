@@ -71,6 +71,10 @@ class HuggingFaceMapping:
     ) = None
     # Makes tensors outside the layers from the metadata.
     made_of_none: Callable[[Metadata], Iterator[tuple[str, MadeTensor]]] | None = None
+    # A matrix of q, k and v within a layer, without `.weight`, that may have been quantised in parts: ranked_qkv.py.
+    ranked_qkv: str | None = None
+    # Prefixes of the names of tensors that see or hear, which are left out.
+    left_out: tuple[str, ...] = ()
     # GGUF names, within a layer or outside, of norms that are stored minus 1.
     less_one: frozenset[str] = frozenset()
     # Names of the next-token block that drafts, where a checkpoint has one.

@@ -36,16 +36,34 @@ def test_three_tensors_have_its_rows_in_turn(tmp_path: Path, whole: Tensor) -> N
     assert file.is_mapped
 
 
+def test_rows_tell_the_kv_heads_where_layers_differ_in_them(tmp_path: Path) -> None:
+    """Values may be narrower than keys."""
+    narrow = HEAD_DIM // 2
+    tensors = [
+        Tensor(
+            f"blk.{layer}.attn_qkv.weight", (HIDDEN, HEADS * HEAD_DIM + kv_heads * (HEAD_DIM + narrow)), Q8_0
+        )
+        for layer, kv_heads in enumerate((1, 3))
+    ]
+    heads = {"attention__head_count_kv": [1, 3], "attention__value_length": narrow}
+    file, _ = opened(tmp_path, *tensors, **heads)
+    shapes = {name: tensor.shape[0] for name, tensor in file.tensors.items()}
+    for layer, kv_heads in enumerate((1, 3)):
+        assert shapes[f"blk.{layer}.attn_q.weight"] == HEADS * HEAD_DIM
+        assert shapes[f"blk.{layer}.attn_k.weight"] == kv_heads * HEAD_DIM
+        assert shapes[f"blk.{layer}.attn_v.weight"] == kv_heads * narrow
+
+
 @pytest.mark.parametrize(
     ("tensors", "metadata"),
     [
         ((Tensor("blk.1.attn_qkv.weight", (HIDDEN, 33), Q8_0),), {}),
         ((WEIGHT, Tensor("blk.1.ssm_out.weight", (HIDDEN, 32), Q8_0)), {}),
-        ((WEIGHT,), {"attention__head_count_kv": [1, 2]}),
+        ((WEIGHT,), {"attention__head_count_kv": KV_HEADS + 1}),
         ((WEIGHT,), {"attention__head_count": None}),
         ((Tensor("attn_qkv.weight", WEIGHT.dims, Q8_0),), {}),
     ],
-    ids=["other rows", "of a recurrence", "heads by layer", "no heads", "outside the layers"],
+    ids=["other rows", "of a recurrence", "other heads", "no heads", "outside the layers"],
 )
 def test_other_tensors_stay(tmp_path: Path, tensors: tuple[Tensor, ...], metadata: dict[str, object]) -> None:
     file, _ = opened(tmp_path, *tensors, **metadata)
