@@ -28,6 +28,7 @@ from moeserve.cli.command_line import (
 )
 from moeserve.cli.other_flags import hint, in_our_words
 from moeserve.cli.several_models import check_single, several_models, wants_several
+from moeserve.cli.unicode_values import check_unicode
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.launcher.exit_codes import EXIT_USAGE
@@ -104,6 +105,7 @@ def serve(arguments: list[str]) -> int:
         log.warning("environment variable %s has no effect: there is no such option", ", ".join(unknown))
     try:
         config = resolve(asked)
+        check_unicode(config)
     except UserError as error:
         log.error("%s", error)
         return EXIT_USAGE

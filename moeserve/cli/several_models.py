@@ -16,6 +16,7 @@ from moeserve.cli.command_line import (
     resolve,
     resolve_later,
 )
+from moeserve.cli.unicode_values import check_unicode
 from moeserve.config import ServerConfig, env_name
 from moeserve.errors import ConfigError, FileError, UserError
 from moeserve.front.config import FOLDERS, MAX_MODELS, FrontConfig, ServedModel, with_own_folders
@@ -175,6 +176,7 @@ def _served(
                 raise
             config, is_resolved = resolve_later(asked), False
             problems.append(type(error)(f"model {place} ({entry['model']}): {error}"))
+        check_unicode(config)
     except ConfigError as error:
         raise ConfigError(f"model {place} ({entry['model']}): {error}") from error
     config = with_own_folders(config, [name for name in FOLDERS if name not in texts])

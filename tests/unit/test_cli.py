@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,8 @@ import pytest
 
 from moeserve.cli import command_line
 from moeserve.cli import main as cli
+from moeserve.cli.several_models import several_models
+from moeserve.cli.unicode_values import check_unicode
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.config.option import option as declare_option
 from moeserve.errors import ConfigError
@@ -121,6 +124,19 @@ def test_bad_value_is_refused_and_its_source_named(name: str, text: str, message
     assert message in str(by_flag.value)
     assert str(by_flag.value).startswith(f"{command_line.flag_name(name)}: ")
     assert str(by_variable.value).startswith(f"environment variable {env_name(name)}: ")
+
+
+def test_a_file_name_in_another_encoding_is_told(tmp_path: Path) -> None:
+    """It ended in a traceback."""
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/mod\xe8le.gguf")
+    demonstration = str(command_line.demonstration_model())
+    Path(name).symlink_to(demonstration)
+    message = r"--model: '.*/mod\\udce8le\.gguf' has bytes that are not utf-8; rename the file or folder"
+    with pytest.raises(ConfigError, match=message):
+        check_unicode(command_line.resolve(parse(name)))
+    with pytest.raises(ConfigError, match=message):
+        several_models([demonstration, name], {}, {})
+    check_unicode(command_line.resolve(parse(demonstration, "--served-model-name", "modèle 😀")))
 
 
 def test_empty_api_key_does_not_open_the_server() -> None:
