@@ -21,10 +21,11 @@ class ApiConfig(SeveralModelsConfig):
     allowed_host: tuple[str, ...] = option(
         (),
         "Network",
-        "a further name to accept in the Host header; requests with another name are refused, which "
-        "protects against DNS rebinding. The header is checked only if --host is a loopback address and "
-        "there is no API key. IP addresses, the machine's name, names without a dot, and .localhost, "
-        ".local and .internal are always accepted. Repeat the flag for more (default: none)",
+        "a further name to accept in the Host header, for clients that reach the server by it, as through a "
+        "proxy; requests with another name are refused, which protects against DNS rebinding. The header is checked "
+        "only if --host is a loopback address and there is no API key. IP addresses, the machine's name, names "
+        "without a dot, and .localhost, .local and .internal are always accepted. Repeat the flag for more (default: "
+        "none)",
         metavar="NAME",
     )
     allowed_origin: tuple[str, ...] = option(
@@ -224,9 +225,10 @@ class ApiConfig(SeveralModelsConfig):
     unknown_fields: str = option(
         "ignore",
         "Chat",
-        "request fields that the server does not know. ignore: drop them, log each name once, and name only dropped "
-        "tools and parts of the history in the header x-moeserve-ignored-fields; warn: drop them, log each request "
-        "and name all of them in the header; error: refuse the request, which finds misspelt fields",
+        "request fields that the server does not know. ignore: drop them; the log names each once, and "
+        "the answer's header x-moeserve-ignored-fields names only dropped tools and parts of the history; warn: drop "
+        "them; the log and the header name all of them for each request; error: refuse the request with a 400, which "
+        "finds misspelt fields",
         choices=("ignore", "warn", "error"),
     )
     mcp_servers: tuple[str, ...] = option(

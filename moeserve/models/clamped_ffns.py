@@ -13,13 +13,15 @@ from moeserve.models.shape_reader import ShapeReader
 def clamped(
     reader: ShapeReader, feed_forwards: Sequence[MoeShape | DenseFfnShape]
 ) -> list[MoeShape | DenseFfnShape]:
-    """Returns the layers' feed-forwards with the limits that the file has, if it has any. Raises ModelError."""
+    """Returns the layers' feed-forwards with the activation limits that the file has, if it has any. Raises ModelError
+    for a limit that is no number or out of range."""
     routed, shared = (reader.layer_limits(f"swiglu_clamp_{kind}") for kind in ("exp", "shexp"))
     return [_clamped(*each) for each in zip(feed_forwards, routed, shared, strict=True)]
 
 
 def clamped_next_token(reader: ShapeReader, layer: LayerShape) -> LayerShape:
-    """Returns the next-token block's layer with its own limits in place of those of `layer`. Raises ModelError."""
+    """Returns the next-token block's layer with its own activation limits in place of those of `layer`. Raises
+    ModelError for a limit that is no number or out of range."""
     if layer.ffn is None:
         return layer
     routed, shared = (reader.next_token_limit(f"swiglu_clamp_{kind}") for kind in ("exp", "shexp"))

@@ -30,7 +30,8 @@ def open_metadata(path: Path) -> ModelSource:
 
 
 def open_dummy_model(path: Path) -> ModelSource:
-    """Opens a model with random weights of a GGUF file's shapes, for benchmarks. Raises ModelError."""
+    """Opens a model with random weights of a GGUF file's shapes, for benchmarks. Raises ModelError if it is no GGUF
+    file."""
     if is_hugging_face_folder(path):
         raise ModelError(
             path, "--load-format dummy needs a GGUF file, whose header gives the shapes; leave it out"
@@ -39,7 +40,8 @@ def open_dummy_model(path: Path) -> ModelSource:
 
 
 def open_folder(path: Path) -> HuggingFaceFolder:
-    """Opens a folder in Hugging Face's layout. Raises ModelError."""
+    """Opens a folder in Hugging Face's layout. Raises ModelError for a file that is missing or damaged, and for a model
+    or a setting that is not supported."""
     family, config = family_of_config(path / "config.json", read_config(path))
     assert family.hugging_face is not None
     return open_mapped_folder(path, config, family.architecture, family.hugging_face)

@@ -13,7 +13,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def delta_heads(reader: ShapeReader, *, is_tiled: bool) -> DeltaHeads:
-    """Reads the heads of gated DeltaNets. is_tiled: the order of value heads in the file. Raises ModelError."""
+    """Returns the heads of gated DeltaNets, read from the metadata. is_tiled: the order of value heads in the file: the
+    first ones of all key heads, then the second ones. Raises ModelError for a missing or unsupported setting."""
     key_heads, value_heads = _groups_and_heads(reader)
     return DeltaHeads(
         key_heads=key_heads,
@@ -26,7 +27,8 @@ def delta_heads(reader: ShapeReader, *, is_tiled: bool) -> DeltaHeads:
 
 
 def kimi_delta_heads(reader: ShapeReader, num_heads: int) -> DeltaHeads:
-    """Returns the heads of Kimi Delta Attention; q, k and v all have `num_heads`. Raises ModelError."""
+    """Returns the heads of Kimi Delta Attention, read from the metadata; q, k and v all have `num_heads`. Raises
+    ModelError for a missing or unsupported setting."""
     dim = reader.integer("kda.head_dim", 1, 1024)
     taps = reader.integer("ssm.conv_kernel", 2, 16)
     bound = reader.number("kda.gate_lower_bound", -1e3, 0.0, default=0.0)
@@ -50,7 +52,8 @@ def mamba2_shape(reader: ShapeReader, source: ModelSource, *, eps: float | None 
 
 
 def short_conv_shape(reader: ShapeReader) -> ShortConvShape:
-    """Reads the shape that all of LFM2's convolutions have. Raises ModelError."""
+    """Returns the shape that all of LFM2's convolutions have, read from the metadata. Raises ModelError for a missing
+    or unsupported setting."""
     return ShortConvShape(ShortConvHeads(reader.hidden_size, reader.integer("shortconv.l_cache", 2, 16)))
 
 

@@ -161,7 +161,8 @@ def _refuse_part(source: ModelSource) -> None:
 
 
 def read_checked_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape and checks all tensors' shapes against it. Raises ModelError."""
+    """Reads the shape and checks all tensors' shapes against it. Raises ModelError for a missing or unsupported
+    setting."""
     shape = read_shape(source)
     check_tensors(shape, source)
     return shape

@@ -103,8 +103,9 @@ def vocab_size(gguf: ModelSource) -> int:
 
 
 def read_pieces(gguf: ModelSource) -> Iterator[list[str]]:
-    """Yields the tokens as the file spells them, in id order, in batches, so that a caller need not hold all in memory.
-    Raises ModelError."""
+    """Yields the vocabulary's tokens as the file spells them, in the order of their ids, as lists of some thousand
+    strings, so that a caller need not hold all of them in memory. Raises ModelError for a vocabulary that is missing or
+    not UTF-8."""
     array = iter(gguf.metadata.require_strings(_TOKENS))
     try:
         while batch := [piece.decode("utf-8") for piece in itertools.islice(array, _BATCH)]:

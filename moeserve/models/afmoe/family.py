@@ -35,8 +35,9 @@ PERIOD = 4  # layers; if no key says otherwise, the last of them has full attent
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The architecture implies two facts that no key states:
-    embeddings are multiplied by sqrt(hidden), and layers without a window have no positions."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    The architecture implies two facts that no key states: embeddings are multiplied by sqrt(hidden), and layers without
+    a window have no positions."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head", gate="element")
     seen = reader.windowed(attention, PERIOD)
@@ -48,7 +49,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's `layer_types` or `global_attn_every_n_layers`: layers with a window.
-    Raises ModelError."""
+    Raises ModelError for a missing or unsupported setting."""
     layers, period = config.get("num_hidden_layers"), config.get("global_attn_every_n_layers")
     if not isinstance(layers, int) or not 1 <= layers <= 1024:
         raise SettingError(path, f"'num_hidden_layers' is {layers!r}; 1 to 1024 is supported")

@@ -35,7 +35,8 @@ SARVAM: Final = "sarvam_moe"  # model_type
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(
@@ -45,8 +46,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's RoPE. Raises ModelError. Where no setting says which part of a head
-    rotates, Ling rotates half of it and Sarvam all."""
+    """Returns, as GGUF's metadata, config.json's RoPE. Raises ModelError for a missing or unsupported setting. Where no
+    setting says which part of a head rotates, Ling rotates half of it and Sarvam all."""
     if "partial_rotary_factor" not in config and config.get("rotary_dim") is None:
         config = {**config, "partial_rotary_factor": 1.0 if config.get("model_type") == SARVAM else 0.5}
     return rope_of(path, config, MAPPING)

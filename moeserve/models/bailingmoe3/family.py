@@ -47,7 +47,8 @@ def _delta_net(reader: ShapeReader, num_heads: int) -> GatedDeltaNetShape:
 
 
 def next_token_layer(source: ModelSource, layer: LayerShape) -> LayerShape:
-    """Returns `layer` with the limits of the next-token block's feed-forward. Raises ModelError."""
+    """Returns the layer `layer` with the activation limits of the next-token block's feed-forward. Raises ModelError
+    for a limit that is no number or out of range."""
     return clamped_next_token(ShapeReader(source), layer)
 
 

@@ -45,7 +45,7 @@ _UNDER: Final = "attention."
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, the kinds of layers, the sizes of each, and the limits of feed-forwards, from
-    config.json. Raises ModelError."""
+    config.json. Raises ModelError for a missing or unsupported setting."""
     layers = integer(path, config, "num_hidden_layers")
     key_dims = (integer(path, config, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
     return {
@@ -94,7 +94,7 @@ def _limits(path: Path, config: Mapping[str, Any], name: str, layers: int) -> Me
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's RoPE, which rotates `qk_rope_head_dim` numbers whatever
-    `partial_rotary_factor` says. Raises ModelError."""
+    `partial_rotary_factor` says. Raises ModelError for a missing or unsupported setting."""
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = settings.get("rope_type", settings.get("type")) if isinstance(settings, dict) else settings
     if kind not in (None, "default"):

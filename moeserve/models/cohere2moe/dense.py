@@ -27,7 +27,8 @@ LOGIT_SCALE = 0.0625  # transformers' default
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), in_pairs=True)
     mixers = (
@@ -44,7 +45,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, which layers have windows, from config.json. Raises ModelError."""
+    """Returns, as GGUF's metadata, which layers have windows, from config.json. Raises ModelError for a missing or
+    unsupported setting."""
     return windows_by_period(path, config, integer(path, config, "sliding_window_pattern", PERIOD))
 
 

@@ -36,7 +36,7 @@ LAYER_NORM_EPS: Final = 1e-5
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, which layers have windows, positions and experts, and the kind of norm, from
-    config.json. Raises ModelError."""
+    config.json. Raises ModelError for a missing or unsupported setting."""
     layers = integer(path, config, "num_hidden_layers")
     leading = integer(path, config, "first_k_dense_replace", 0, low=0)
     is_dense = layer_flags(path, config, layers, "mlp_layer_types", ("sparse", "dense")) or [

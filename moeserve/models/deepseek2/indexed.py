@@ -20,12 +20,13 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_glm(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     return _read(source, in_pairs=True)
 
 
 def read_deepseek(source: ModelSource) -> ModelShape:
-    """Reads DeepSeek-V3.2's shape from the metadata. Raises ModelError."""
+    """Reads DeepSeek-V3.2's shape from the metadata. Raises ModelError for a missing or unsupported setting."""
     return _read(source, in_pairs=False)
 
 

@@ -23,7 +23,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     shape = read_latent_shape(source)
     plain = shape.rope_scaling.original_context_length or shape.context_length
     return replace(shape, context_length=min(shape.context_length, plain))

@@ -28,7 +28,8 @@ OVERLAPPING = 4  # tokens of an entry, of layers whose entries overlap and are c
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     attention = _attention(reader)
     indexer = EntryIndexer(

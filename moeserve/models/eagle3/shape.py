@@ -73,7 +73,8 @@ def input_bytes(head: DraftHeadShape, rows: int) -> int:
 
 
 def read_draft_head(source: ModelSource, model: ModelShape) -> DraftHeadShape:
-    """Reads a head and checks that it fits the model. Raises ModelError."""
+    """Returns the shape of an EAGLE-3 head that fits the model. Raises ModelError for another file, and for a head
+    whose widths or vocabulary do not fit."""
     if source.architecture != ARCHITECTURE:
         raise ModelError(
             source.path,
@@ -121,7 +122,8 @@ def read_draft_head(source: ModelSource, model: ModelShape) -> DraftHeadShape:
 
 
 def read_ids(source: ModelSource, model: ModelShape) -> npt.NDArray[np.int32]:
-    """Returns the scored tokens' ids in the model's vocabulary: int32 [scored]. Raises ModelError."""
+    """Returns the scored tokens' ids in the model's vocabulary: int32 [scored]. Raises ModelError for ids that do not
+    map to it."""
     ids = np.frombuffer(source.data(IDS), np.int64)
     if ids.min() < 0 or ids.max() >= model.vocab_size or len(np.unique(ids)) != len(ids):
         raise ModelError(

@@ -17,7 +17,8 @@ assert _MAPPING is not None
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias(), in_pairs=True

@@ -34,8 +34,9 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The shared experts' width is computed from their
-    number; the key for it is ignored, because llama.cpp's converter may write another number."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    The shared experts' width is computed from their number; the key for it is ignored, because llama.cpp's converter
+    may write another number."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias(), in_pairs=True

@@ -16,8 +16,9 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. As in transformers, a file with a window is treated as the
-    large model; llama.cpp decides by the number of layers."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    As in transformers, a file with a window is treated as the large model; llama.cpp decides by the number of
+    layers."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qk_norm="head", has_rope_factors=n.ROPE_FREQS in source.tensors

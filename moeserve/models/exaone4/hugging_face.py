@@ -40,7 +40,8 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, RoPE's settings, including Llama 3's type. Raises ModelError."""
+    """Returns, as GGUF's metadata, RoPE's settings, including Llama 3's type. Raises ModelError for a missing or
+    unsupported setting."""
     return llama3_rope(path, config, THETA) if is_llama3(config) else rope_of(path, config, MAPPING)
 
 

@@ -42,8 +42,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The architecture implies that layers without a window
-    have no positions; no key states it."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    The architecture implies that layers without a window have no positions; no key states it."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head")
     seen = reader.windowed(attention)
@@ -61,7 +61,8 @@ def next_token_layer(source: ModelSource, _layer: LayerShape) -> LayerShape:
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's `layer_types`, and the next-token block's. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `layer_types`, and the next-token block's. Raises ModelError for a
+    missing or unsupported setting."""
     layers = config.get("num_hidden_layers")
     types = layer_types(path, config, layers) if isinstance(layers, int) else None
     if types is None:

@@ -21,7 +21,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Mamba-2's output is normalised if the file has the norm."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    Mamba-2's output is normalised if the file has the norm."""
     reader = ShapeReader(source)
     has_norm = any(name.endswith(f".{n.of_part(n.SSM_NORM)}") for name in source.tensors)
     if reader.flag(NORMALIZED, default=has_norm) != has_norm:

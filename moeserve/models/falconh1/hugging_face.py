@@ -51,7 +51,8 @@ MULTIPLIED: Final = {part: NAMES[n.of_part(part)] for part in (*SETTINGS, n.FFN_
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, Mamba-2's heads and the multipliers. Raises ModelError."""
+    """Returns, as GGUF's metadata, Mamba-2's heads and the multipliers. Raises ModelError for a missing or unsupported
+    setting."""
     heads = integer(path, config, "mamba_n_heads", 128)
     width = integer(path, config, "mamba_d_ssm", 1024)
     of_head = config.get("mamba_d_head", "auto")

@@ -16,8 +16,9 @@ LARGEST: Final = 46  # layers of the 27B model
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key of a GGUF states the scale of attention's scores,
-    which in the largest model follows the hidden size, or that embeddings are multiplied by sqrt(hidden)."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    No key of a GGUF states the scale of attention's scores, which in the largest model follows the hidden size, or that
+    embeddings are multiplied by sqrt(hidden)."""
     reader = ShapeReader(source)
     reader.activation("gelu_pytorch_tanh", "gelu")
     num_heads, num_kv_heads, head_dim = reader.heads()

@@ -29,7 +29,7 @@ THETA: Final = 1e4
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, which layers have a window, the scale of scores, and the caps, where null means
-    none, from config.json. Raises ModelError."""
+    none, from config.json. Raises ModelError for a missing or unsupported setting."""
     caps = (("attn_logit_softcapping", SCORE_CAP), ("final_logit_softcapping", LOGIT_CAP))
     return (
         windows_by_period(path, config, PERIOD)

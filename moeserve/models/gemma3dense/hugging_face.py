@@ -41,7 +41,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's RoPE, of the published form and of that which has an object for each
-    kind of layer. Raises ModelError."""
+    kind of layer. Raises ModelError for a missing or unsupported setting."""
     given = config.get("rope_parameters")
     if isinstance(given, dict) and FULL in given:
         full, window = rope_by_kind(path, config)

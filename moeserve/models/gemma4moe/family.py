@@ -20,9 +20,9 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key states that scores are not scaled, that v is
-    normalised, or that embeddings are multiplied by sqrt(hidden). In a GGUF a missing v tensor, not a key, shows
-    that v is made from k."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    No key states that scores are not scaled, that v is normalised, or that embeddings are multiplied by sqrt(hidden).
+    In a GGUF a missing v tensor, not a key, shows that v is made from k."""
     reader = ShapeReader(source)
     reader.activation("gelu_pytorch_tanh", "gelu")
     windowed = reader.flags("attention.sliding_window_pattern")

@@ -42,7 +42,7 @@ _KEYS = {
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, the settings that differ between layers with a window and layers without one, from
-    config.json. Raises ModelError."""
+    config.json. Raises ModelError for a missing or unsupported setting."""
     if config.get("use_bidirectional_attention") == "all":
         raise SettingError(path, "'use_bidirectional_attention' is 'all', which is not supported")
     types = _layer_types(path, config)

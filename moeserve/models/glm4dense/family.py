@@ -34,8 +34,8 @@ BIASED: Final = {"glm4v_text": True, "glm_ocr_text": False}
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The tensors of a GGUF say whether q, k and v have biases:
-    they do in the smaller model and in GLM-4.1V."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    The tensors of a GGUF say whether q, k and v have biases: they do in the smaller model and in GLM-4.1V."""
     reader = ShapeReader(source)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     rotated = reader.rotated(head_dim)

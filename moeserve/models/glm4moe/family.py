@@ -41,8 +41,8 @@ SOLAR: Final = "solar_open"
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The tensors, not a key, say whether q and k have norms
-    (GLM-4.6 does, the Air does not) or biases."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    The tensors, not a key, say whether q and k have norms (GLM-4.6 does, the Air does not) or biases."""
     reader = ShapeReader(source)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(
@@ -74,7 +74,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE. Raises ModelError. Solar Open's settings need not state that whole heads rotate."""
+    """Translates RoPE. Raises ModelError for a missing or unsupported setting. Solar Open's settings need not state
+    that whole heads rotate."""
     whole = {"partial_rotary_factor": 1.0, "rope_theta": 1e6} if config.get("model_type") == SOLAR else {}
     given = {name: value for name, value in config.items() if value is not None}
     return rope_of(path, {**whole, **given}, MAPPING)

@@ -30,7 +30,8 @@ MOST_POOLED = 1 << 12  # keys of a block: the published model has 4
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Layers without KV heads are recurrent."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    Layers without KV heads are recurrent."""
     reader = ShapeReader(source)
     recurrent = [heads == 0 for heads in reader.layer_integers("attention.head_count_kv", 0, 1024)]
     if all(recurrent):

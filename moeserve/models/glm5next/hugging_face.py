@@ -53,7 +53,8 @@ _BOUND: Final = ("gate_lower_bound", "linear_lower_bound")
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, the kinds of layers and the sizes of each, from config.json. Raises ModelError."""
+    """Returns, as GGUF's metadata, the kinds of layers and the sizes of each, from config.json. Raises ModelError for a
+    missing or unsupported setting."""
     heads = integer(path, config, "num_attention_heads")
     linear = {name: _of_linear(path, config, name) for name in _LINEAR_SETTINGS}
     if linear["num_heads"] != heads:

@@ -33,9 +33,9 @@ PERIOD = 2  # layers; if no key says otherwise, the last of them has full attent
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. YaRN's interpolation ramp does not start and end at
-    whole dimensions: the published config.json says so, but no GGUF key does (llama.cpp rounds:
-    docs/reference/models.md)."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    YaRN's interpolation ramp does not start and end at whole dimensions: the published config.json says so, but no GGUF
+    key does (llama.cpp rounds: docs/reference/models.md)."""
     reader = ShapeReader(source)
     heads, router = reader.heads(), RouterOptions(scoring="softmax_topk")
     reader.only("expert_gating_func", 3)  # llama.cpp's number for a softmax of the chosen logits
@@ -53,7 +53,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's `layer_types`. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `layer_types`. Raises ModelError for a missing or unsupported
+    setting."""
     layers = config.get("num_hidden_layers")
     types = layer_types(path, config, layers) if isinstance(layers, int) else None
     return {} if types is None else windows_of(types)

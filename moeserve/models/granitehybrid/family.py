@@ -23,8 +23,8 @@ KV_HEADS = "attention.head_count_kv"
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Layers without KV heads are Mamba-2. A scale of 0 means no
-    scale, as in llama.cpp."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    Layers without KV heads are Mamba-2. A scale of 0 means no scale, as in llama.cpp."""
     reader = ShapeReader(source)
     rotates = reader.flag(ROTATES, default=False)
     kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)

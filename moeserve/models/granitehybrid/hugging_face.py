@@ -54,7 +54,8 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's RoPE where attention has positions. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE where attention has positions. Raises ModelError for a missing or
+    unsupported setting."""
     return rope_of(path, config, MAPPING) | {ROTATES: True} if _rotates(config) else {}
 
 

@@ -19,7 +19,8 @@ _OF_EXPERTS = ("expert_count", "expert_used_count")
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     layer = LayerShape(attention(reader), DenseFfnShape(reader.dense_width()))
     return scaled_model(reader, (layer,) * reader.num_layers)

@@ -24,13 +24,15 @@ _UNDER = "block_sparse_moe."
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     return scaled_model(reader, (LayerShape(attention(reader), experts(reader)),) * reader.num_layers)
 
 
 def experts(reader: ShapeReader) -> MoeShape:
-    """Reads the shape of experts, maybe beside a shared one. Raises ModelError."""
+    """Returns the shape of a layer's experts, maybe beside a shared one. Raises ModelError for a missing or unsupported
+    setting."""
     width = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)
     return MoeShape(
         *reader.experts("feed_forward_length"),
@@ -40,7 +42,8 @@ def experts(reader: ShapeReader) -> MoeShape:
 
 
 def feed_forward(reader: ShapeReader) -> MoeShape | DenseFfnShape:
-    """Reads the shape of experts, or of the feed-forward of a model without. Raises ModelError."""
+    """Returns the shape of the experts, or of the feed-forward of a model without. Raises ModelError for a missing or
+    unsupported setting."""
     if reader.integer("expert_count", 0, 4096, default=0):
         return experts(reader)
     return DenseFfnShape(reader.dense_width())  # also of a file that states a shared expert's width
@@ -57,7 +60,8 @@ def attention(reader: ShapeReader) -> AttentionShape:
 
 
 def scaled_model(reader: ShapeReader, layers: tuple[LayerShape, ...]) -> ModelShape:
-    """Returns the shape of a model of these layers, with its scales. Raises ModelError."""
+    """Returns the shape of a model of these layers, with its scales. Raises ModelError for a missing or unsupported
+    setting."""
     added = reader.number("residual_scale", 0.0, 1e3, default=0.0) or 1.0
     shape = reader.model(
         layers,

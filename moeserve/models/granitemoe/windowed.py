@@ -18,8 +18,9 @@ ROTATED: Final = "attention.rope_pattern"  # by layer
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. As in llama.cpp, a GGUF must say which layers have a
-    window, and all layers of one that does not name the others have positions."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    As in llama.cpp, a GGUF must say which layers have a window, and all layers of one that does not name the others
+    have positions."""
     reader = ShapeReader(source)
     reader.flags(n.WINDOWED_LAYERS)  # no period stands for them
     given = replace(

@@ -22,14 +22,16 @@ THETA = 10000.0  # default
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head", norm_after=True)
     return reader.model((LayerShape(attention, DenseFfnShape(reader.dense_width())),) * reader.num_layers)
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's RoPE as with experts. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE as with experts. Raises ModelError for a missing or unsupported
+    setting."""
     return stretched_rope(path, {**config, "rope_theta": config.get("rope_theta") or THETA})
 
 

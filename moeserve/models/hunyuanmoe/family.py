@@ -27,8 +27,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. RoPE scaling for long contexts needs no key: the
-    converter has already applied it to the RoPE base."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    RoPE scaling for long contexts needs no key: the converter has already applied it to the RoPE base."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head", norm_after=True)
     width = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)
@@ -43,7 +43,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def stretched_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's RoPE scaling: type "dynamic" with an `alpha` means a larger RoPE base
-    at every length. Raises ModelError."""
+    at every length. Raises ModelError for a missing or unsupported setting."""
     given = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(given, dict) or given.get("rope_type", given.get("type")) != "dynamic":
         return rope_of(path, config, FOLDER)
@@ -63,8 +63,8 @@ def stretched_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataV
 
 
 def same_in_all_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, the settings that may be lists with an entry per layer; all entries must
-    be equal. Raises ModelError."""
+    """Returns, as GGUF's metadata, the settings that may be lists with an entry per layer; all entries must be equal.
+    Raises ModelError for a missing or unsupported setting."""
     values: dict[str, MetadataValue] = {}
     for ours, names in _BY_LAYER.items():
         name = next((name for name in names if config.get(name) is not None), names[0])

@@ -29,8 +29,8 @@ SHARED = {
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. In a GGUF file only the tensors tell which layers are
-    dense."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    In a GGUF file only the tensors tell which layers are dense."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head")
     return reader.model(tuple(LayerShape(attention, ffn) for ffn in reader.sigmoid_mixtures()))

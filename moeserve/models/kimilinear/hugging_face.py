@@ -43,7 +43,8 @@ _LINEAR_SETTINGS: Final = {  # GGUF's key -> the names in `linear_attn_config` a
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, the kinds of layers and the sizes of each, from config.json. Raises ModelError."""
+    """Returns, as GGUF's metadata, the kinds of layers and the sizes of each, from config.json. Raises ModelError for a
+    missing or unsupported setting."""
     linear = config.get("linear_attn_config") or {}
     if not isinstance(linear, dict):
         raise SettingError(path, f"'linear_attn_config' is {linear!r:.80}; an object is expected")

@@ -32,8 +32,8 @@ _OF_HEAD: Final = {n.OUTPUT_HC: "model.output_attn_res"}
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, what Kimi-Linear has too, decays, the activation, and the sizes of
-    experts and residuals. Raises ModelError."""
+    """Returns, as GGUF's metadata, what Kimi-Linear has too, decays, the activation, and the sizes of experts and
+    residuals. Raises ModelError for a missing or unsupported setting."""
     linear = config.get("linear_attn_config")
     if not isinstance(linear, dict) or linear.get("use_full_rank_gate") is not True:
         raise SettingError(

@@ -17,7 +17,8 @@ PERIOD = 4  # the first of every group of this many layers has full attention; n
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Without a window's size no layer has a window."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    Without a window's size no layer has a window."""
     reader = ShapeReader(source)
     head_dim = reader.integer("attention.key_length", 2, 1024)
     reader.only("attention.value_length", head_dim)

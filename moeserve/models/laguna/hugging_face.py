@@ -35,7 +35,8 @@ PER_HEAD: Final = (True, "per-head", "per_head")
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, the settings that differ between layers. Raises ModelError."""
+    """Returns, as GGUF's metadata, the settings that differ between layers. Raises ModelError for a missing or
+    unsupported setting."""
     layers = integer(path, config, "num_hidden_layers")
     heads = (
         config.get("num_attention_heads_per_layer") or [integer(path, config, "num_attention_heads")] * layers
@@ -68,7 +69,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's RoPE by kind of layer; only full-attention layers may have scaled
-    RoPE. Raises ModelError."""
+    RoPE. Raises ModelError for a missing or unsupported setting."""
     full, windowed = rope_by_kind(path, config)
     values = rope_of(path, {**config, "rope_parameters": {"partial_rotary_factor": 1.0, **full}}, MAPPING)
     if windowed:

@@ -23,7 +23,8 @@ assert _MAPPING is not None
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     dense = DenseFfnShape(reader.dense_width())
     return reader.model(tuple(LayerShape(mixer, dense) for mixer in mixers(reader)))
@@ -31,7 +32,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def feed_forward_width(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, the feed-forward's width, of which `block_auto_adjust_ff_dim` takes two thirds,
-    rounded up, from config.json. Raises ModelError."""
+    rounded up, from config.json. Raises ModelError for a missing or unsupported setting."""
     width = integer(
         path, config, "intermediate_size" if config.get("block_ff_dim") is None else "block_ff_dim"
     )

@@ -28,8 +28,8 @@ CONV = "conv"  # the kind of a layer with a short convolution
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key of a GGUF states that expert weights are
-    normalised."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    No key of a GGUF states that expert weights are normalised."""
     reader = ShapeReader(source)
     ffns = reader.sigmoid_mixtures(normalize=True)
     return reader.model(
@@ -38,7 +38,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def mixers(reader: ShapeReader) -> list[AttentionShape | ShortConvShape]:
-    """Returns each layer's mixer: without KV heads a short convolution. Raises ModelError."""
+    """Returns each layer's mixer: a short convolution if the metadata gives it no KV heads, else attention. Raises
+    ModelError for a missing or unsupported setting."""
     kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)
     if not any(kv_heads):
         raise reader.error(KV_HEADS, "has no layer that attends, which is not supported")
@@ -51,7 +52,8 @@ def mixers(reader: ShapeReader) -> list[AttentionShape | ShortConvShape]:
 
 def kv_heads_by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, the number of KV heads of each layer, 0 for layers with a convolution, from
-    `layer_types`, or from `full_attn_idxs` of older checkpoints. Raises ModelError."""
+    `layer_types`, or from `full_attn_idxs` of older checkpoints. Raises ModelError for a missing or unsupported
+    setting."""
     layers, heads = config.get("num_hidden_layers"), config.get("num_key_value_heads")
     if not isinstance(layers, int) or not isinstance(heads, int):
         return {}  # invalid `layer_types` are refused by the code that reads them

@@ -26,8 +26,8 @@ MAVERICK = 128
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The norm comes after RoPE; without weights that gives
-    the same result as before it."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    The norm comes after RoPE; without weights that gives the same result as before it."""
     reader = ShapeReader(source)
     num_experts, top_k, width = reader.experts()
     rotated = AttentionShape(

@@ -31,7 +31,8 @@ FLOOR: Final = 8192  # positions from which on layers without positions scale qu
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, which layers have experts and positions, and the context length up to which
-    attention needs neither chunks nor scaled queries, from config.json. Raises ModelError."""
+    attention needs neither chunks nor scaled queries, from config.json. Raises ModelError for a missing or unsupported
+    setting."""
     layers = integer(path, config, "num_hidden_layers")
     context = integer(path, config, "max_position_embeddings")
     if config.get("attention_chunk_size", CHUNK) is not None:
@@ -66,7 +67,8 @@ def _unrotated(path: Path, config: Mapping[str, Any], layers: int) -> list[bool]
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, RoPE's settings (Scout's have Llama 3's type). Raises ModelError."""
+    """Returns, as GGUF's metadata, RoPE's settings (Scout's have Llama 3's type). Raises ModelError for a missing or
+    unsupported setting."""
     return llama3_rope(path, config, THETA) if is_llama3(config) else rope_of(path, config, MAPPING)
 
 

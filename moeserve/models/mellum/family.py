@@ -48,7 +48,8 @@ _ROPES: Final = {  # transformers' defaults
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. A file without a window has none in any layer."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    A file without a window has none in any layer."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head")
     mixers = [attention] * reader.num_layers
@@ -77,7 +78,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's RoPE by kind of layer; only layers without a window may have scaled
-    RoPE. Raises ModelError."""
+    RoPE. Raises ModelError for a missing or unsupported setting."""
     given = config if config.get("rope_parameters") else {**config, "rope_parameters": _ROPES}
     full, windowed = rope_by_kind(path, given)
     values = rope_of(path, {**config, "rope_parameters": full}, MAPPING)

@@ -19,8 +19,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The tensors tell which layers have sinks and which have
-    no experts."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    The tensors tell which layers have sinks and which have no experts."""
     reader = ShapeReader(source)
     head_dim = reader.integer("attention.key_length", 2, 1024)
     sees_window, heads = reader.flags(n.WINDOWED_LAYERS), reader.layer_heads()
@@ -46,7 +46,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def next_token_layer(source: ModelSource, _layer: LayerShape) -> LayerShape:
-    """Returns the layer of the first next-token block, which has a window and no experts. Raises ModelError."""
+    """Returns the layer of the first next-token block, which has a window and no experts. Raises ModelError for a
+    missing or unsupported setting."""
     shape = read_shape(source)
     layer = layer_with_parts(source, shape.layers, has_window=True)
     assert isinstance(layer.mixer, AttentionShape)

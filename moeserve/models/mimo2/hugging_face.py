@@ -91,8 +91,8 @@ def _windowed(path: Path, config: Mapping[str, Any], layers: int) -> list[bool]:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, RoPE's settings of each kind of layer. All must rotate the same part
-    of a head, unscaled. Raises ModelError."""
+    """Returns, as GGUF's metadata, RoPE's settings of each kind of layer. All must rotate the same part of a head,
+    unscaled. Raises ModelError for a missing or unsupported setting."""
     given = config.get("rope_parameters")
     factor = config.get("partial_rotary_factor") or ROTATED
     bases = [config.get("rope_theta"), config.get("swa_rope_theta")]

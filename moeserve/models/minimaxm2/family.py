@@ -19,8 +19,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The chosen experts' weights are normalised unless a key
-    says otherwise; llama.cpp's converter writes none."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    The chosen experts' weights are normalised unless a key says otherwise; llama.cpp's converter writes none."""
     reader = ShapeReader(source)
     for absent in ("expert_shared_count", "leading_dense_block_count"):
         reader.only(absent, 0)

@@ -37,7 +37,8 @@ _ACTIVATIONS: Final = (None, "swigluoai", "silu")  # transformers computes "swig
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, which layers have experts, and the indexer, from config.json. Raises ModelError."""
+    """Returns, as GGUF's metadata, which layers have experts, and the indexer, from config.json. Raises ModelError for
+    a missing or unsupported setting."""
     layers = integer(path, config, "num_hidden_layers")
     is_dense = layer_flags(path, config, layers, "mlp_layer_types", ("sparse", "dense"))
     if is_dense is None:

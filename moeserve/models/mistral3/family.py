@@ -36,7 +36,8 @@ _MAGNITUDES: Final = ("mscale", "mscale_all_dim")
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), in_pairs=not reader.flag(n.ROPE_HALVES, default=False))
     layer = LayerShape(attention, DenseFfnShape(reader.dense_width()))
@@ -64,7 +65,7 @@ def _with_magnitude(reader: ShapeReader, scaling: RopeScaling) -> RopeScaling:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's RoPE. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE. Raises ModelError for a missing or unsupported setting."""
     values = rope_of(path, config, MAPPING)
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if values.get("rope.scaling.type") != "yarn":

@@ -22,7 +22,8 @@ PERIOD: Final = 4  # layers, of which the last has no window, in files without a
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     in_pairs = not reader.flag(n.ROPE_HALVES, default=False)
     attention = AttentionShape(*reader.heads(), qk_norm="head", gate="element", in_pairs=in_pairs)

@@ -24,8 +24,8 @@ KV_HEADS = "attention.head_count_kv"
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Layers with KV heads are attention, layers with a
-    feed-forward length are feed-forwards, the others are Mamba-2."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    Layers with KV heads are attention, layers with a feed-forward length are feed-forwards, the others are Mamba-2."""
     reader = ShapeReader(source)
     reader.activation("relu2", "relu_sqr")
     widths = reader.layer_integers(FFN_LENGTH, 0, 1 << 20)
@@ -84,7 +84,8 @@ def _feed_forwards(
 
 
 def next_token_layer(source: ModelSource, layer: LayerShape) -> LayerShape:
-    """Returns the next-token block's layer. layer: the last one that attends. Raises ModelError."""
+    """Returns the next-token block's layer. layer: the model's last layer that attends. Raises ModelError for a missing
+    or unsupported setting."""
     ffn = next((each.ffn for each in read_shape(source).layers if isinstance(each.ffn, MoeShape)), None)
     if ffn is None:
         raise SettingError(source.path, "its next-token block (MTP) has experts, and no other layer has")

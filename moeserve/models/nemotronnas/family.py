@@ -17,8 +17,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. A layer without heads does not attend, and one of width 0
-    has no feed-forward."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    A layer without heads does not attend, and one of width 0 has no feed-forward."""
     reader = ShapeReader(source)
     heads = reader.layer_integers(HEADS, 0, 1024)
     kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)

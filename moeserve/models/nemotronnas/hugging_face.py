@@ -32,8 +32,8 @@ _CHANGING: Final = ("replace_with_linear", "window_length", "num_sink_tokens", "
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's `block_configs`: heads, KV heads and width of the feed-forward of
-    each layer. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's `block_configs`: heads, KV heads and width of the feed-forward of each
+    layer. Raises ModelError for a missing or unsupported setting."""
     layers = integer(path, config, "num_hidden_layers")
     hidden, heads = integer(path, config, "hidden_size"), integer(path, config, "num_attention_heads")
     blocks = config.get("block_configs")
@@ -75,7 +75,8 @@ def _width(multiple: float, hidden: int) -> int:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, RoPE's settings, including Llama 3's type. Raises ModelError."""
+    """Returns, as GGUF's metadata, RoPE's settings, including Llama 3's type. Raises ModelError for a missing or
+    unsupported setting."""
     return llama3_rope(path, config, THETA) if is_llama3(config) else rope_of(path, config, MAPPING)
 
 

@@ -19,7 +19,8 @@ _WINDOW_THETA: Final = "rope.freq_base_swa"
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. A window of 0 means that no layer has one."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    A window of 0 means that no layer has one."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="full")
     mixers = [attention] * reader.num_layers

@@ -29,7 +29,8 @@ THETA: Final = 5e5  # transformers' default
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, which layers have a window: none of OLMo 2, from config.json. Raises ModelError."""
+    """Returns, as GGUF's metadata, which layers have a window: none of OLMo 2, from config.json. Raises ModelError for
+    a missing or unsupported setting."""
     if config.get("model_type") != "olmo3" or config.get("sliding_window", 1) is None:
         return {}
     window = integer(path, config, "sliding_window", 4096)

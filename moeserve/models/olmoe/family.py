@@ -24,8 +24,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. In a GGUF, a missing `expert_weights_norm` means false,
-    and the key for a dense layer's width holds an expert's."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    In a GGUF, a missing `expert_weights_norm` means false, and the key for a dense layer's width holds an expert's."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qk_norm="full", qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias()

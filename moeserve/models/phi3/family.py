@@ -19,8 +19,8 @@ NO_WINDOW: Final = 1 << 18  # positions: published files say "no window" with th
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. All layers have the window that the key states, as in
-    transformers; llama.cpp does not compute it."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    All layers have the window that the key states, as in transformers; llama.cpp does not compute it."""
     reader = ShapeReader(source)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     scaling = _scaling(reader, source)

@@ -25,12 +25,13 @@ _NOT_FUSED: Final = (n.ATTN_NORM, n.ATTN_OUTPUT, n.FFN_NORM, n.FFN_DOWN)
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's RoPE. Raises ModelError."""
+    """Returns, as GGUF's metadata, config.json's RoPE. Raises ModelError for a missing or unsupported setting."""
     return longrope(path, config, MAPPING)
 
 
 def window(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, the window that all layers have, from config.json. Raises ModelError."""
+    """Returns, as GGUF's metadata, the window that all layers have, from config.json. Raises ModelError for a missing
+    or unsupported setting."""
     if config.get("sliding_window") is None:
         return {}
     return {n.SLIDING_WINDOW: integer(path, config, "sliding_window")}

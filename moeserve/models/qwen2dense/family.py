@@ -20,13 +20,14 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     return reader.model(layers(reader))
 
 
 def layers(reader: ShapeReader) -> tuple[LayerShape, ...]:
-    """Reads the shapes of all layers. Raises ModelError."""
+    """Returns the shapes of all layers. Raises ModelError for a missing or unsupported setting."""
     attention = AttentionShape(*reader.heads(), qkv_bias=reader.qkv_bias())
     dense = DenseFfnShape(reader.dense_width())
     return tuple(LayerShape(seen, dense) for seen in reader.windowed(attention))

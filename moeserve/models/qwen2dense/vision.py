@@ -22,7 +22,8 @@ assert _MAPPING is not None
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     _, _, head_dim = reader.heads()
     return reader.model(
@@ -34,7 +35,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's RoPE, whose type "mrope" of older folders is now the default one with
-    sections. Raises ModelError."""
+    sections. Raises ModelError for a missing or unsupported setting."""
     changed = dict(config)
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name)

@@ -26,7 +26,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. A GGUF without `expert_weights_norm` means false."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    A GGUF without `expert_weights_norm` means false."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="none", qkv_bias=reader.qkv_bias())
     shared = SharedExpert(reader.integer("expert_shared_feed_forward_length", 1, 1 << 16), is_gated=True)

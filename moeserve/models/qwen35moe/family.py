@@ -17,7 +17,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     is_tiled = not reader.flag(n.SSM_GROUPED, default=False)
     return read_hybrid_shape(reader, is_tiled=is_tiled, merged_gates=False)

@@ -18,7 +18,8 @@ assert _MAPPING.derived is not None
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     return with_deepstack(QWEN3_MOE.read_shape(source), source)
 
 

@@ -30,7 +30,8 @@ TOKEN_BITS = 63  # bits of a token id times a multiplier
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     ngrams = _read_ngrams(source, reader)
     streams = HyperConnections(

@@ -21,7 +21,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
+    setting."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qkv_bias=reader.qkv_bias())
     layer = LayerShape(attention, DenseFfnShape(reader.dense_width()), ffn_norm=n.POST_ATTENTION_NORM)

@@ -29,7 +29,8 @@ THETA: Final = 2e6  # transformers' default
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key of a GGUF says which layers have no positions."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    No key of a GGUF says which layers have no positions."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), in_pairs=not reader.flag(n.ROPE_HALVES, default=False))
     dense = DenseFfnShape(reader.dense_width())
@@ -43,7 +44,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def unrotated_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's `no_rope_layers` (1 for a layer with positions), or
-    `no_rope_layer_interval`. Raises ModelError."""
+    `no_rope_layer_interval`. Raises ModelError for a missing or unsupported setting."""
     layers = integer(path, config, "num_hidden_layers")
     period = integer(path, config, "no_rope_layer_interval", PERIOD)
     listed = layer_flags(path, config, layers, "no_rope_layers", (1, 0))

@@ -20,8 +20,8 @@ from moeserve.models.step35.hugging_face import MAPPING
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The architecture implies how much of a head rotates in
-    layers without a window; no key states it."""
+    """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported setting.
+    The architecture implies how much of a head rotates in layers without a window; no key states it."""
     reader = ShapeReader(source)
     head_dim = reader.integer("attention.key_length", 4, 1024)
     reader.only("attention.value_length", head_dim)

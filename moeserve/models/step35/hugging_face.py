@@ -57,7 +57,8 @@ def _of_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, what differs between layers. Raises ModelError."""
+    """Returns, as GGUF's metadata, what differs between layers. Raises ModelError for a missing or unsupported
+    setting."""
     of_all = config.get("layer_types")
     config = _of_layers(path, config)
     layers = integer(path, config, "num_hidden_layers")
@@ -122,7 +123,7 @@ def _without_experts(path: Path, config: Mapping[str, Any], layers: int) -> list
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's RoPE by kind of layer; only that of layers without a window may be
-    scaled, by Llama 3's rule. Raises ModelError."""
+    scaled, by Llama 3's rule. Raises ModelError for a missing or unsupported setting."""
     config = _of_layers(path, config)
     head_dim = integer(path, config, "head_dim")
     full, windowed = _kinds(path, config)

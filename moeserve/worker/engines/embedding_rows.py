@@ -72,7 +72,8 @@ class EmbeddingRows:
         for first, rows, left in found:
             if left:
                 raise ValueError(
-                    f"a step ends {left} positions before the end of a span that is computed whole"
+                    f"a step ends {left} positions before the end of a span that is computed whole, as a picture is; "
+                    "the planner must not divide it"
                 )
             ends[first : first + len(rows)] = ends[first + len(rows) - 1]
         return ends

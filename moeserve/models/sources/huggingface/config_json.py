@@ -48,7 +48,7 @@ def spelling(architecture: str, mapping: HuggingFaceMapping) -> dict[str, str]:
 def metadata_of(
     path: Path, config: Mapping[str, Any], architecture: str, mapping: HuggingFaceMapping
 ) -> dict[str, MetadataValue]:
-    """Returns config.json's settings under GGUF's keys. Raises ModelError."""
+    """Returns config.json's settings under GGUF's keys. Raises ModelError for a missing or unsupported setting."""
     values: dict[str, MetadataValue] = {"general.architecture": architecture}
     for ours, names in mapping.keys.items():
         value = _agreed(path, ours, {name: config[name] for name in names if config.get(name) is not None})

@@ -43,7 +43,7 @@ def llama4_experts(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
     """Yields a layer's experts, which Llama 4's checkpoints have as [expert, in, out], and removes them from `stored`.
-    Raises ModelError."""
+    Raises ModelError for a missing tensor and for shapes that do not fit one another."""
     del metadata
     under = f"{prefix}feed_forward.experts."
     if f"{under}gate_up_proj" not in stored:
@@ -76,7 +76,7 @@ def linear_experts(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
     """Yields a layer's experts whose gate and up are one tensor, gate's rows first, and removes them from `stored`.
-    Raises ModelError."""
+    Raises ModelError for a missing tensor and for shapes that do not fit one another."""
     gate_up = find_tensor(path, stored, f"{prefix}{_LINEAR}input_linear.weight", 3)
     down = find_tensor(path, stored, f"{prefix}{_LINEAR}output_linear.weight", 3)
     experts, rows, cols = gate_up.shape

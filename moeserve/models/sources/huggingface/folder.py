@@ -275,7 +275,7 @@ def is_hugging_face_folder(path: Path) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Reads config.json. Raises ModelError."""
+    """Returns config.json's settings. Raises ModelError if the file is missing, unreadable or no JSON object."""
     return read_json(folder / CONFIG)
 
 

@@ -33,7 +33,7 @@ _NVFP4_GROUP, _MXFP4_GROUP = 16, 32  # columns
 
 def packed_fp4_matrix(path: Path, stored: Stored, prefix: str) -> StoredTensor:
     """Returns a 4-bit float matrix of compressed-tensors, under the name that the matrix has in an unquantised
-    checkpoint. Raises ModelError."""
+    checkpoint. Raises ModelError if a part of it is missing or does not fit."""
     weight = find_part(path, stored, f"{prefix}.weight_packed", ("U8",))
     scales = find_part(path, stored, f"{prefix}.weight_scale", (FP8, "U8"))
     if scales.dtype == "U8":
@@ -43,7 +43,8 @@ def packed_fp4_matrix(path: Path, stored: Stored, prefix: str) -> StoredTensor:
 
 
 def with_packed_experts(path: Path, stored: Stored) -> Stored:
-    """Returns the tensors with DeepSeek-V4's 4-bit matrices in place of their parts. Raises ModelError."""
+    """Returns the tensors with DeepSeek-V4's 4-bit matrices in place of their parts. Raises ModelError if a part is
+    missing or does not fit."""
     found = dict(stored)
     for name, tensor in stored.items():
         scales = f"{name.removesuffix('.weight')}.scale"

@@ -42,8 +42,9 @@ def derived_by(*parts: Derived) -> Derived:
 
 
 def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's `decoder_sparse_step` and `mlp_only_layers`: layers without experts,
-    and their width. Raises ModelError."""
+    """Returns, as GGUF's metadata, which layers have no experts (bool for each layer, from config.json's
+    `decoder_sparse_step` and `mlp_only_layers`), and the width of their feed-forward; nothing if all layers have
+    experts. Raises ModelError for a missing or unsupported setting."""
     step = integer(path, config, "decoder_sparse_step", 1)
     dense_only = config.get("mlp_only_layers") or []
     if not isinstance(dense_only, list) or not all(isinstance(each, int) for each in dense_only):
@@ -57,8 +58,8 @@ def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataVa
 
 
 def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, config.json's `mlp_layer_types` or `first_k_dense_replace`: the first layers have
-    no experts. Raises ModelError."""
+    """Returns, as GGUF's metadata, how many of the first layers have no experts, from config.json's `mlp_layer_types`
+    or `first_k_dense_replace`. Raises ModelError for a missing or unsupported setting."""
     kinds = config.get("mlp_layer_types")
     if kinds is None:
         return {"leading_dense_block_count": integer(path, config, "first_k_dense_replace", 1, low=0)}
@@ -98,7 +99,8 @@ def windows(rule: WindowRule | None) -> Derived:
 
 def windows_by_period(path: Path, config: Mapping[str, Any], period: int) -> dict[str, MetadataValue]:
     """Returns, as GGUF's metadata, config.json's `layer_types`: which layers have a window. period: without the
-    setting, all but the last of every `period` layers have one. Raises ModelError."""
+    setting, all but the last of every `period` layers have one. Raises ModelError for a missing or unsupported
+    setting."""
     layers = integer(path, config, "num_hidden_layers")
     types = layer_types(path, config, layers)
     return windows_of(types or [SLIDING if (layer + 1) % period else FULL for layer in range(layers)])
@@ -113,7 +115,7 @@ def layer_types(
     path: Path, config: Mapping[str, Any], layers: int, kinds: Sequence[str] = (SLIDING, FULL)
 ) -> list[str] | None:
     """Returns config.json's layer types, each one of `kinds`, by its name since transformers 5 unless `kinds` has the
-    earlier one; None if config.json has none. Raises ModelError."""
+    earlier one; None if config.json has none. Raises ModelError for a missing or unsupported setting."""
     types = config.get("layer_types")
     if types is None:
         return None
@@ -129,7 +131,7 @@ def layer_flags(
     path: Path, config: Mapping[str, Any], layers: int, name: str, values: tuple[Any, Any]
 ) -> list[bool] | None:
     """Reads a setting with one of two values for each layer. Returns for each layer whether it has the second value;
-    None if config.json lacks the setting. Raises ModelError."""
+    None if config.json lacks the setting. Raises ModelError for a missing or unsupported setting."""
     given = config.get(name)
     if given is None:
         return None

@@ -37,7 +37,7 @@ def is_llama3(config: Mapping[str, Any]) -> bool:
 
 def llama3_rope(path: Path, config: Mapping[str, Any], theta: float) -> dict[str, MetadataValue]:
     """Returns the settings as metadata, by the keys of `_SETTINGS`. theta: used if config.json has no rope_theta.
-    Raises ModelError."""
+    Raises ModelError for a missing or unsupported setting."""
     settings = _settings(config)
     unknown = sorted(settings.keys() - _SETTINGS.keys() - _OTHERS)
     if unknown:

@@ -129,7 +129,7 @@ def find_tensor(path: Path, stored: dict[str, StoredTensor], name: str, dimensio
 def find_part(
     path: Path, stored: dict[str, StoredTensor], name: str, dtypes: tuple[str, ...], dimensions: int = 2
 ) -> StoredTensor:
-    """Returns a tensor of one of these dtypes that is not empty. Raises ModelError."""
+    """Returns the stored tensor of this name. Raises ModelError if it is missing, empty, or of none of these dtypes."""
     tensor = find_tensor(path, stored, name, dimensions)
     if tensor.dtype not in dtypes or 0 in tensor.shape:
         raise SettingError(

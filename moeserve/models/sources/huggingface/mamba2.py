@@ -24,7 +24,8 @@ MAMBA2_KEYS: Final[dict[str, tuple[str, ...]]] = {
 def mamba2_sizes(
     path: Path, config: Mapping[str, Any], heads: str, head_dim: str
 ) -> dict[str, MetadataValue]:
-    """Returns the number of heads and their total width. heads, head_dim: config.json's names. Raises ModelError."""
+    """Returns the number of heads and their total width. heads, head_dim: config.json's names. Raises ModelError for a
+    missing or unsupported setting."""
     count, width = config.get(heads), config.get(head_dim)
     if not isinstance(count, int) or not isinstance(width, int):
         raise SettingError(path, f"{heads!r} is {count!r} and {head_dim!r} {width!r}; numbers are expected")

@@ -17,7 +17,7 @@ Settings = Mapping[str, Any]
 
 def rope_by_kind(path: Path, config: Settings) -> tuple[Settings, Settings]:
     """Returns the settings of layers without a window, and of layers with a window; a kind's settings are empty if
-    config.json has none. Raises ModelError."""
+    config.json has none. Raises ModelError for a missing or unsupported setting."""
     given = config.get("rope_parameters")
     kinds = [given.get(kind) or {} for kind in (FULL, SLIDING)] if isinstance(given, dict) else []
     if not kinds or not all(isinstance(kind, dict) for kind in kinds) or not kinds[0]:

@@ -60,7 +60,8 @@ class StringList(StringArray):
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> dict[str, MetadataValue]:
-    """Returns tokenizer and chat template under GGUF's keys. vocab_size: rows of the embedding. Raises ModelError."""
+    """Returns the tokenizer and the chat template as GGUF's metadata. vocab_size: rows of the embedding. Raises
+    ModelError for a missing or damaged file and for a tokenizer that is not supported."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(

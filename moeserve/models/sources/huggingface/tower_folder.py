@@ -64,12 +64,13 @@ class TowerFolder:
 
 
 def has_tower(folder: Path) -> bool:
-    """Returns whether config.json speaks of a vision tower. Raises ModelError."""
+    """Returns whether config.json has settings of a vision tower. Raises ModelError if it is missing or damaged."""
     return isinstance(read_config(folder).get(VISION_CONFIG), dict)
 
 
 def open_tower_folder(path: Path) -> TowerFolder:
-    """Opens the tower of a model's folder. The tensors' shapes are not checked. Raises ModelError."""
+    """Opens the vision tower of a model's folder. The tensors' shapes are not checked. Raises ModelError for a folder
+    without a tower, or with one that is not supported."""
     config = read_config(path)
     vision = config.get(VISION_CONFIG)
     if not isinstance(vision, dict):
