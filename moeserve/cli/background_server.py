@@ -61,7 +61,7 @@ def server_for(
 ) -> Iterator[FoundServer]:
     """Yields a server: one that already runs, or one that runs until the block ends. `given`: the server's flags as the
     user gave them, to start one. needs_model: without a model, start no server (else the demonstration model is
-    served). Raises UserError."""
+    served). Raises UserError if no server can be found or started, or it serves another model."""
     url, key = url_of(config), next(iter(config.api_key), None)
     try:
         model = running_model(url, key, config.model)
@@ -81,7 +81,7 @@ def server_for(
 
 def running_model(url: str, key: str | None, name: str, *, any_owner: bool = False) -> ServedModel:
     """Waits until a running server is ready, and returns its model. name: the model to find; "": the first. any_owner:
-    as for `models_at`. Raises UserError."""
+    as for `models_at`. Raises UserError if the server is none of ours, has another model, or wants another key."""
     _wanted(url, models_at(url, key, any_owner=any_owner), name)
     wait_until_ready(url, None)  # while it is loading, it does not know its context yet
     return _wanted(url, models_at(url, key, any_owner=any_owner), name)
@@ -99,7 +99,8 @@ def _download(model: str) -> None:
 
 
 def _wanted(url: str, served: list[ServedModel], model: str) -> ServedModel:
-    """Returns the model with this name or path; the first if it is "". Raises UserError."""
+    """Returns the model with this name or path; the first if it is "". Raises UserError if the server has no such
+    model."""
     if not model:
         return served[0]
     for one in served:
@@ -119,7 +120,8 @@ class _OwnServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts the server and returns when it is ready. Raises UserError."""
+        """Starts the server and returns when it is ready. Raises UserError with the log's last lines if it does not
+        start."""
         self._log.seek(0)
         self._log.truncate()
         self._process = subprocess.Popen(

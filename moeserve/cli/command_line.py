@@ -95,8 +95,8 @@ def _add(
 
 
 def read_options(given: Mapping[str, str | list[str] | None], environment: Mapping[str, str]) -> ServerConfig:
-    """Returns the configuration. given: texts of flags, by field name; None: not given. environment: an empty
-    variable counts as unset. Raises ConfigError."""
+    """Returns the configuration. given: texts of flags, by field name; None: not given. environment: an empty variable
+    counts as unset. Raises ConfigError for a value that is no number, out of range, or none of the choices."""
     values: dict[str, Any] = {}
     for option in dataclasses.fields(ServerConfig):
         text: str | list[str] | None = given.get(option.name)
@@ -229,7 +229,8 @@ def resolve(config: ServerConfig) -> ServerConfig:
 
 def resolve_later(config: ServerConfig) -> ServerConfig:
     """Returns the configuration of a model whose files are not all there: as `resolve` does, but looks at none of the
-    model's files. `resolve` completes it, in any working directory. Raises ConfigError."""
+    model's files. `resolve` completes it, in any working directory. Raises ConfigError for flags that contradict each
+    other."""
     config = _without_files(config)
     drafts = _drafts_of(config)
     if drafts is not None and drafts.model is not None:

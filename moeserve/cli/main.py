@@ -312,7 +312,7 @@ def given_options(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[list[str], dict[str, str | list[str] | None]]:
     """Returns the models that are named before the flags, and the flags' texts by field name. A single model named in
-    this way is also returned as --model. Raises ConfigError."""
+    this way is also returned as --model. Raises ConfigError if a model is named twice."""
     named = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     found, unknown = parser.parse_known_args(arguments[len(named) :])
     unknown = [word for word in named if word in COMMANDS] + unknown

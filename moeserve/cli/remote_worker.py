@@ -68,7 +68,7 @@ def serve(config: ServerConfig, address: tuple[str, int], files: TlsFiles) -> in
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns the listening socket. Raises ConfigError."""
+    """Returns the listening socket. Raises ConfigError if the address cannot be listened at."""
     try:
         family, _, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(at[:2], family=family, backlog=BACKLOG)

@@ -71,7 +71,8 @@ class LoadedAdapters:
                 self._pool.set_adapters(model, names)
 
     async def model_for(self, path: str, query_model: str | None, body: bytes) -> PooledModel:
-        """Returns the model whose server a request to load or unload an adapter is for. Raises ApiError."""
+        """Returns the model whose server a request to load or unload an adapter is for. Raises ApiError with status 404
+        if no model has the adapter to unload, 400 if its name is another model's, and for a body of another form."""
         self.look()
         asked = _named_in(body)
         named = query_model or asked.base_model_name

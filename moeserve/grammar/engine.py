@@ -68,11 +68,12 @@ class GrammarEngine:
         )
 
     def matcher(self, grammar: str) -> Matcher:
-        """Returns a matcher at the grammar's start. Raises GrammarError."""
+        """Returns a matcher at the grammar's start. Raises GrammarError for a grammar that is not valid, not supported
+        or too complex."""
         return self.compile(grammar).matcher()
 
     def compile(self, grammar: str) -> CompiledGrammar:
-        """Compiles a grammar. Raises GrammarError."""
+        """Compiles a grammar. Raises GrammarError for a grammar that is not valid, not supported or too complex."""
         with panics_as_errors():
             matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=_LIMITS)
         if matcher.is_error():

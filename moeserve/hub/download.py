@@ -74,7 +74,8 @@ class _NoAnswerError(HubError):
 
 def fetch(name: HubName, tell: Told | None = None) -> Path:
     """Returns the model's local path, a .gguf file or a folder, and downloads missing files. `tell`: called with the
-    bytes that are there and the bytes of all missing files. Raises HubError."""
+    bytes that are there and the bytes of all missing files. Raises HubError if the hub does not have the files, refuses
+    them, or cannot be reached."""
     with explained(name):
         try:
             listing = _online(name)
@@ -98,7 +99,8 @@ def fetch(name: HubName, tell: Told | None = None) -> Path:
 
 
 def listed(name: HubName) -> tuple[list[str], int]:
-    """Returns the files on the hub that a name selects, and their bytes. Raises HubError."""
+    """Returns the files on the hub that a name selects, and their bytes. Raises HubError if the hub does not have the
+    files, refuses them, or cannot be reached."""
     with explained(name):
         try:
             sizes = _online(name).sizes

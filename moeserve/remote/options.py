@@ -80,7 +80,7 @@ def tls_files(config: ServerConfig) -> TlsFiles:
 
 
 def parse_address(text: str, flag: str) -> tuple[str, int]:
-    """Parses HOST:PORT; an IPv6 address is in brackets. Raises ConfigError."""
+    """Parses HOST:PORT; an IPv6 address is in brackets. Raises ConfigError for a text of another form."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

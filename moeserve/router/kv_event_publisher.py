@@ -67,7 +67,8 @@ class KvEventPublisher:
 
     @classmethod
     def wanted(cls, context: zmq.Context[_Socket], config: ServerConfig) -> KvEventPublisher | None:
-        """Returns the publisher for the configuration; None if no endpoint is set. Raises ConfigError."""
+        """Returns the publisher for the configuration; None if no endpoint is set. Raises ConfigError if the flags
+        contradict each other."""
         if config.kv_events_endpoint is None:
             if config.kv_events_replay_endpoint is not None:
                 raise ConfigError("--kv-events-replay-endpoint needs --kv-events-endpoint")

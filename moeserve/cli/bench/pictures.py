@@ -62,7 +62,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def pictures_from(args: argparse.Namespace) -> PictureShape | None:
-    """Returns None if requests have no pictures. Raises ConfigError."""
+    """Returns None if requests have no pictures. Raises ConfigError if these flags do not go together with pictures."""
     count, size = args.random_mm_base_items_per_request, args.random_mm_image_size
     if args.dataset_name != WITH_PICTURES:
         for flag, value in (("base-items-per-request", count), ("image-size", size)):

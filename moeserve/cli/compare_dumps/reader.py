@@ -133,7 +133,7 @@ class Dump:
 
     def rows_of(self, tensor: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Returns rows [len(rows), width] of a tensor that has one row per row of a step. rows: indices in `self.rows`.
-        Raises DumpError."""
+        Raises DumpError if a file of the dump is damaged."""
         steps = self.rows.step[rows]
         parts = {s: self.steps[s].read(tensor).reshape(-1, self.width(tensor)) for s in np.unique(steps)}
         first = next(iter(parts.values()))
@@ -145,7 +145,7 @@ class Dump:
 
     def sampled_rows_of(self, tensor: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Returns the sampled rows [len(rows), ...] of a tensor that has one row per sampled row; reads no others.
-        Raises DumpError."""
+        Raises DumpError if a file of the dump is damaged."""
         places = zip(self.rows.step[rows].tolist(), self.rows.sampled[rows].tolist(), strict=True)
         return np.concatenate([self.steps[step].read_row(tensor, at) for step, at in places])
 

@@ -57,7 +57,7 @@ def need_of(path: Path, gpu: int | None) -> str:
 
 
 def fit_here(path: Path, gpu: int | None) -> Fit:
-    """Returns how much of the model fits on this machine. Raises UserError."""
+    """Returns how much of the model fits on this machine. Raises UserError if the model cannot be read."""
     config = resolve(ServerConfig(model=str(path), device="cpu" if gpu is None else "cuda"))
     return fit_model(config, gpu, available_bytes(), limit_note())
 

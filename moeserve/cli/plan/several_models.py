@@ -56,7 +56,7 @@ class SeveralModelsPlan:
 
 def plan_several(configs: Sequence[ServerConfig], ram: int, gpu: int, disk: float) -> SeveralModelsPlan:
     """Plans several models. configs: resolved. ram: bytes that the whole server may take; gpu: bytes of each GPU, 0
-    without. disk: bytes per second. Raises UserError."""
+    without. disk: bytes per second. Raises UserError if a model cannot be read or placed."""
     models = []
     for config in configs:
         gpus = [gpu] * (max(parse_gpus(config.gpus)) + 1) if gpu else []

@@ -53,7 +53,8 @@ SETTINGS: Final[dict[str, Setting]] = {
 
 
 def read_setting(name: str, text: str) -> Any:
-    """Returns the value of a setting; None for "default". Raises UserError."""
+    """Returns the value of a setting; None for "default". Raises UserError for an unknown name, or a value that is not
+    allowed."""
     setting = SETTINGS.get(name)
     if setting is None:
         raise UserError(f"there is no setting {name}, only {', '.join(SETTINGS)}")
@@ -66,7 +67,8 @@ def read_setting(name: str, text: str) -> Any:
 
 
 def read_assignment(text: str) -> tuple[str, Any]:
-    """Reads NAME=VALUE, the form of --set. Raises UserError."""
+    """Reads NAME=VALUE, the form of --set. Raises UserError for a text of another form, an unknown name, or a value
+    that is not allowed."""
     name, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"--set: must be NAME=VALUE, not {text!r}")

@@ -61,7 +61,8 @@ class Outcome:
 
 
 def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
-    """Parses `["ttft:200", "itl:50,e2el:9000"]` (milliseconds) to seconds by name. Raises ConfigError."""
+    """Parses `["ttft:200", "itl:50,e2el:9000"]` (milliseconds) to seconds by name. Raises ConfigError for an unknown
+    metric, or a limit that is no finite number."""
     objectives: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.split(",")):
         name, _, value = pair.partition(":")

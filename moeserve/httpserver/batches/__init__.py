@@ -14,7 +14,7 @@ from moeserve.httpserver.transport.api_table import Api, ApiState
 
 
 def open_store(config: ServerConfig) -> BatchStore | None:
-    """Returns the store for --batch-dir; None without. Raises ConfigError."""
+    """Returns the store for --batch-dir; None without. Raises ConfigError if the folder cannot be used."""
     if config.batch_dir is None:
         return None
     return BatchStore(Path(config.batch_dir), int(config.batch_dir_gib * GIB))

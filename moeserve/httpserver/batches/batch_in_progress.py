@@ -85,7 +85,7 @@ class BatchInProgress:
 
     async def add_loss(self, line: Line) -> int:
         """Counts a server that has ended while it was answering the line. The count is also on disk, so that the next
-        server continues it. Returns the count. Raises ApiError."""
+        server continues it. Returns the count. Raises ApiError with status 500 if the folder cannot be written."""
         losses = self.batch.losses
         losses[line.custom_id] = losses.get(line.custom_id, 0) + 1
         self._has_unsaved_losses = True
@@ -116,7 +116,8 @@ class BatchInProgress:
                 self.pending.popleft()
 
     async def end(self) -> None:
-        """Makes the results available to the client, once all lines have one. Raises ApiError."""
+        """Makes the results available to the client, once all lines have one. Raises ApiError with status 500 if the
+        folder cannot be written."""
         batch, now = self.batch, int(time.time())
         batch.finalizing_at = batch.finalizing_at or now
         await self.close()

@@ -29,7 +29,8 @@ def _endpoint(text: str) -> str:
 
 
 def window_seconds(text: str) -> int:
-    """Returns the seconds of a completion window such as "24h". Raises PydanticCustomError."""
+    """Returns the seconds of a completion window such as "24h". Raises PydanticCustomError for a text of another
+    form."""
     number, unit = text[:-1], text[-1:]
     hours = int(number) * {"h": 1, "d": 24}.get(unit, 0) if number.isascii() and number.isdecimal() else 0
     if len(text) > 5 or not 1 <= hours <= MOST_HOURS:

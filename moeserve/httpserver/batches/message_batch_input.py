@@ -28,7 +28,8 @@ _PAUSE_EVERY: Final = 200  # requests after which the thread lets the event loop
 
 
 async def keep_requests(request: Request, store: BatchStore, owner: str, batch_id: str, kept: str) -> int:
-    """Writes the requests of the body to the file `kept`. Returns their number. Raises ApiError."""
+    """Writes the requests of the body to the file `kept`. Returns their number. Raises ApiError with status 400 for a
+    body of another form, 413 without room for it, 500 if the folder cannot be written."""
     try:
         name, file = store.folder.open_upload(batch_id)
     except OSError as error:

@@ -108,7 +108,8 @@ class BatchStore:
 
     async def add_file(self, file: StoredFile, upload: str | None = None) -> None:
         """Stores a file's record. upload: the name of the uploaded bytes, which are moved to the file's place; None:
-        the bytes are at the file's place already. Raises ApiError."""
+        the bytes are at the file's place already. Raises ApiError with status 413 if the owner has too many files, 500
+        if the folder cannot be written."""
         if upload is not None:
             if len(self.files_of(file.owner, None)) >= MAX_FILES_PER_OWNER:
                 message = f"this API key has {MAX_FILES_PER_OWNER} files, the most: delete some"
@@ -174,7 +175,8 @@ class BatchStore:
             await self.on_disk(self.folder.write, "batches", batch)
 
     async def delete_batch(self, batch: Batch) -> None:
-        """Deletes an ended message batch, with its requests and results. Raises ApiError."""
+        """Deletes an ended message batch, with its requests and results. Raises ApiError with status 400 if it has not
+        ended, 500 if the folder cannot be written."""
         if not batch.is_ended:
             raise invalid("batch_id", f"{batch.id} has not ended: cancel it first")
         size = self._bytes_of(batch)

@@ -25,7 +25,8 @@ from moeserve.httpserver.generation.usage import UsageTally
 
 
 async def prepare(service: Service, asked: Asked) -> PreparedRequest:
-    """Resolves the request against the model and freezes it. Raises ApiError."""
+    """Resolves the request against the model and freezes it. Raises ApiError with status 400 for a field that this
+    model or server cannot follow, 503 if there is no room."""
     served = service.ready(asked.model)
     check_room(asked, service.max_generations, service.engine.room, served.max_num_seqs)
     resolved = await _resolve(service, served, asked)
@@ -86,13 +87,13 @@ def _last_tokens(prompt: list[int], limit: int, asked: Asked, bound: int | None)
 
 
 async def count_prompt_tokens(service: Service, asked: Asked) -> int:
-    """Returns the length of a conversation's prompt in tokens. Raises ApiError."""
+    """Returns the length of a conversation's prompt in tokens. Raises ApiError as `prepare` does for a prompt."""
     return len(await chat_token_ids(service, asked))
 
 
 async def chat_token_ids(service: Service, asked: Asked) -> list[int]:
     """Returns a conversation's prompt as token ids. In the places of a picture's embeddings they are the model's
-    placeholder. Raises ApiError."""
+    placeholder. Raises ApiError as `prepare` does for a prompt."""
     served = service.ready(asked.model)
     assert isinstance(asked.prompt, ChatPrompt)
     return (await _encode_chat(service, served.text, served.limit, asked, asked.prompt)).ids

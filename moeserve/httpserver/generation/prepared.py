@@ -35,7 +35,7 @@ class PreparedRequest:
         )
 
     async def complete(self) -> list[list[TextItem]]:
-        """Returns all items of each request. Raises ApiError."""
+        """Returns all items of each request. Raises ApiError if a request ends with an error."""
         answers: list[list[TextItem]] = [[] for _ in self.requests]
         async with self.stream() as stream:
             async for index, item in stream:

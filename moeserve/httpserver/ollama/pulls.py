@@ -79,7 +79,8 @@ class Pulls:
             raise ApiError(403, message, code="pull_off")
 
     async def pull(self, name: str) -> AsyncGenerator[tuple[int, int], None]:
-        """Yields the bytes on the disk and the bytes of all files, whenever they change. Raises ApiError."""
+        """Yields the bytes on the disk and the bytes of all files, whenever they change. Raises ApiError if the
+        download fails."""
         pull = self._joined(name)
         pull.listeners += 1
         try:

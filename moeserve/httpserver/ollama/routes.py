@@ -99,7 +99,7 @@ class OllamaHandler:
         }
 
     async def lines(self) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yields the lines of the streamed answer. Raises ApiError."""
+        """Yields the lines of the streamed answer. Raises ApiError if the request ends with an error."""
         self.service.ready(served_name(self.body.model))
         if self.body.only_loads:
             yield {**self._line("", "", []), "done": True, "done_reason": "load"}

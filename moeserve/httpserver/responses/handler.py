@@ -160,7 +160,8 @@ class ResponsesHandler:
         return written
 
     async def prepare(self) -> PreparedRequest:
-        """Joins the stored conversation and the new input, and prepares the request. Raises ApiError."""
+        """Joins the stored conversation and the new input, and prepares the request. Raises ApiError with status 404 if
+        there is no such conversation, and as generation.prepare does."""
         self._items = await conversation_of(self.store, self.caller.key_owner, self.body)
         return await prepare(self.service, self.body.asked(self.caller, self._items))
 

@@ -238,7 +238,7 @@ NO_EFFECT: Final = Advisory("Accepted for OpenAI's clients; has no effect.")
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Bounds the nesting and the number of values of free-form JSON, because other code (templates) walks through it.
-    Raises PydanticCustomError."""
+    Raises PydanticCustomError if it has more than is allowed."""
     _count_values(value, depth, MAX_VALUES)
     return value
 

@@ -55,7 +55,8 @@ def choose_in_fork(wanted: str) -> str:
 
 
 def is_divided(config: ServerConfig) -> bool:
-    """Returns whether several GPUs are requested, which need one process each. Raises ConfigError."""
+    """Returns whether several GPUs are requested, which need one process each. Raises ConfigError as `parse_gpus`
+    does."""
     return config.device != "cpu" and len(parse_gpus(config.gpus)) > 1
 
 
@@ -78,7 +79,8 @@ def gpu_numbers(config: ServerConfig) -> list[int]:
 
 
 def parse_gpus(text: str) -> list[int]:
-    """Parses --gpus: a count of GPUs, or comma-separated GPU numbers. Raises ConfigError."""
+    """Parses --gpus: a count of GPUs, or comma-separated GPU numbers. Raises ConfigError for a text of another form,
+    too many GPUs, or one that is named twice."""
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(

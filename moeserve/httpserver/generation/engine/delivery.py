@@ -30,7 +30,7 @@ class Delivery:
         self._queue.put_nowait(error)
 
     async def take(self) -> Delivered:
-        """Waits for the next item. Raises ApiError."""
+        """Waits for the next item. Raises ApiError if the request ends with an error."""
         message = await self._queue.get()
         if isinstance(message, ApiError):
             raise message

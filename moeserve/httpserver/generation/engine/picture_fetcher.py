@@ -63,7 +63,8 @@ class PictureFetcher:
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def fetch(self, url: str, param: str, what: str = "picture") -> bytes:
-        """Returns the file's bytes. what: "picture" or "video", for messages. Raises ApiError."""
+        """Returns the file's bytes. what: "picture" or "video", for messages. Raises ApiError with status 400 if the
+        host is not allowed, does not answer in time, or sends no file of the allowed size."""
         if not self._domains:
             example = "image/png" if what == "picture" else "video/mp4"
             message = f"{what}s are not fetched from addresses: send the {what} itself, as data:{example};base64,..."

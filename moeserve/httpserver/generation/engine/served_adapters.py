@@ -40,7 +40,8 @@ class ServedAdapters:
             self.received(AdapterAnswer(ticket, 503, f"the engine was restarted meanwhile: {cause}"))
 
     async def load(self, name: str, path: Path, *, replaces: bool) -> str:
-        """Loads an adapter. Returns a sentence for the client once requests may name the adapter. Raises ApiError."""
+        """Loads an adapter. Returns a sentence for the client once requests may name the adapter. Raises ApiError with
+        status 400 for files that cannot be served, 503 if the engine does not answer."""
         return await self._ask(LoadAdapter(self._next_ticket(), name, os.fspath(path), replaces))
 
     async def unload(self, name: str) -> str:

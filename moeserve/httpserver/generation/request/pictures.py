@@ -99,7 +99,8 @@ def is_video(mark: str) -> bool:
 
 
 def picture_of_base64(text: str, max_tokens: int | None = None, pixels: PixelBounds | None = None) -> Picture:
-    """Decodes a picture's base64; see `base64_bytes` for the accepted forms. Raises PydanticCustomError."""
+    """Decodes a picture's base64; see `base64_bytes` for the accepted forms. Raises PydanticCustomError for a text that
+    is no base64 or too long."""
     return Picture(base64_bytes(text, "picture"), max_tokens, pixels=pixels)
 
 
@@ -119,7 +120,8 @@ def checked_url(url: str, what: str) -> str:
 
 
 def picture_of_url(url: Any, max_tokens: int | None = None, pixels: PixelBounds | None = None) -> Picture:
-    """Returns the picture of an http(s) URL, of a data: URL, or of bare base64. Raises PydanticCustomError."""
+    """Returns the picture of an http(s) URL, of a data: URL, or of bare base64. Raises PydanticCustomError for a URL of
+    another form or that is too long."""
     if not isinstance(url, str):
         raise PydanticCustomError("picture", "the picture's URL must be a string")
     if data_type(url) is not None or url[:256].lstrip().startswith(_FILES):

@@ -28,7 +28,8 @@ class SamplingDefaults:
 
 
 def sampling_defaults(config: ServerConfig, metadata: Mapping[str, Any]) -> SamplingDefaults:
-    """Returns the server's defaults. metadata: of the model's file. Raises ConfigError."""
+    """Returns the server's defaults. metadata: of the model's file. Raises ConfigError for a file or JSON that cannot
+    be read, and values out of range."""
     found: dict[str, float] = {}
     if config.generation_config == "auto":
         recommended = _of_folder(Path(config.model)) or _of_gguf(metadata)

@@ -22,7 +22,8 @@ _FRAMES_TYPE: Final = "video/jpeg"  # of a data URL with frames, each in base64,
 
 def video_of_part(part: dict[str, Any]) -> Picture:
     """Returns the video of a part `video_url` (vLLM) or `video` (Qwen). Its value is a URL, an object with a `url`, or
-    a list of pictures, which are its frames. Raises PydanticCustomError."""
+    a list of pictures, which are its frames. Raises PydanticCustomError for a value of another form, too many frames,
+    or a number out of range."""
     fps = _number(part, "fps", LEAST_FPS, MOST_FPS)
     frames = _number(part, "max_frames", 2, MOST_FRAMES)
     settings = VideoSettings(
