@@ -216,8 +216,8 @@ class ServerConfig(OperationConfig):
         None,
         "Capacity",
         "share of the time for reading prompts while answers are generated: with 0.4, answers run at 0.6 of their "
-        "speed. Short prompts get more (0.6 where the share is 0.4), and so do all while more prompts wait than "
-        "answers run, unless prompts stream experts. Raise it if prompts wait too long. 1: read prompts first, in "
+        "speed. While more prompts wait than answers run, prompts get more; short prompts always do (0.6 where the "
+        "share is 0.4), unless prompts stream experts. Raise it if prompts wait too long. 1: read prompts first, in "
         "the largest steps, for the best throughput; answers wait meanwhile (default: 0.4; 0.5 if prompts stream "
         "experts from RAM to a GPU; 1 if all experts are on a GPU)",
         low=0.01,

@@ -84,8 +84,8 @@ async def get_version(request: Request) -> Response:
 
 
 def props_of_all(first: PooledModel) -> dict[str, Any]:
-    """Answers /props without a model while the first model is not loaded, as llama-server does for several models:
-    `role` tells clients to ask for the list. The context's length is the first model's."""
+    """Returns the answer to /props without a model while the first model is not loaded, as llama-server gives it for
+    several models: `role` tells clients to ask for the list. The context's length is the first model's, in tokens."""
     config = first.served.config
     most = config.max_model_len if first.needs is None else first.needs.max_model_len
     return {
@@ -188,7 +188,7 @@ def ollama_unloaded(body: bytes, path: str) -> dict[str, Any]:
 
 
 def shown_unloaded(model: PooledModel, file: ListedFile) -> dict[str, Any]:
-    """Answers /api/show for a model that is not loaded. The answer comes from the file's metadata and has no chat
+    """Returns the answer to /api/show for a model that is not loaded. It comes from the file's metadata and has no chat
     template."""
     facts = {} if model.needs is None else model.needs.facts
     family = facts.get("architecture", "")

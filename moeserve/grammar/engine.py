@@ -199,8 +199,8 @@ _PANICS_AS_ERRORS: Final = _PanicsAsErrors()
 
 
 def panics_as_errors() -> _PanicsAsErrors:
-    """Turns a panic of llguidance within the `with` block into a GrammarError, which ends one request instead of the
-    process."""
+    """Returns a context manager that turns a panic of llguidance within its block into a GrammarError, which ends one
+    request instead of the process."""
     return _PANICS_AS_ERRORS
 
 

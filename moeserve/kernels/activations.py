@@ -24,7 +24,8 @@ class GpuActivations:
     def empty(
         rows: int, cols: int, device: torch.device | str, *, dtype: torch.dtype | None, quantised: bool
     ) -> GpuActivations:
-        """Allocates uninitialised activations; without floats if dtype is None. cols: a multiple of 32 if quantised."""
+        """Returns uninitialised activations [rows, cols] on the device; without floats if dtype is None, with int8
+        codes and scales if quantised. cols: then a multiple of 32."""
         x = None if dtype is None else torch.empty(rows, cols, dtype=dtype, device=device)
         if not quantised:
             return GpuActivations(x, None, None)

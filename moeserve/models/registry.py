@@ -125,8 +125,8 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = _families  # by architecture
 
 @contextmanager
 def registered(family: ModelFamily) -> Iterator[ModelFamily]:
-    """Supports one more family inside the context, for tests and experiments. Raises ValueError if its architecture
-    exists already."""
+    """Returns a context in which one more family is supported, for tests and experiments. Raises ValueError if its
+    architecture exists already."""
     if family.architecture in FAMILIES:
         raise ValueError(f"architecture {family.architecture!r} is registered already")
     _families.imported[family.architecture] = family

@@ -105,8 +105,8 @@ class FrameChannel:
         return frames
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame; `turn` or `flush` sends it. Call it only when the channel is open. If the connection has
-        ended meanwhile, the frame is dropped, and the next `turn` raises."""
+        """Queues the frame's bytes to be sent by the next `turn` or `flush`. Call it only when the channel is open. If
+        the connection has ended meanwhile, the frame is dropped, and the next `turn` raises."""
         try:
             self._tls.write(frame)
         except ssl.SSLError as error:

@@ -1,5 +1,5 @@
-"""The vocabulary, the tokenizer and the chat template, all read from the GGUF. Each module imports only what it needs:
-the detokenizer does not import the tokenizers library, and the template's process does not import numpy."""
+"""The vocabulary, the tokenizer and the chat template, all read from the model's file. Each module imports only what it
+needs: the detokenizer does not import the tokenizers library, and the template's process does not import numpy."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

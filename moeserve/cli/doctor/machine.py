@@ -78,7 +78,8 @@ def check_memory() -> Iterator[Finding]:
 
 
 def check_huge_pages(root: Path = ROOT) -> Finding:
-    """Checks for transparent huge pages, which the weights ask for. Without them reading weights causes TLB misses."""
+    """Returns whether transparent huge pages are on, which the weights ask for; a warning if not. Without them reading
+    weights causes TLB misses."""
     subject = "huge pages"
     try:
         chosen = (root / _HUGE_PAGES).read_text().partition("[")[2].partition("]")[0]

@@ -63,8 +63,8 @@ DATASETS: dict[str, WorkloadShape] = PRESETS | {name: case.shape for name, case 
 
 
 def generate(shape: WorkloadShape, num_requests: int, rate: float, burstiness: float, seed: int) -> Workload:
-    """Generates `num_requests` requests in sessions that arrive at `rate` per second (see `arrival_times`). The last
-    session is shorter if the number requires it."""
+    """Returns a workload of `num_requests` requests in sessions that arrive at `rate` per second (see `arrival_times`).
+    The last session is shorter if the number requires it. The same seed gives the same workload."""
     rng = np.random.default_rng(seed)
     num_sessions = math.ceil(num_requests / shape.num_turns)
     arrivals = arrival_times(num_sessions, rate, burstiness, rng)

@@ -47,7 +47,7 @@ class LinePace:
         return self._debt / LINE_SHARE if now < self._busy_until else 0.0
 
     def begin(self, line: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Wraps a line's coroutine so that the coroutine's time is added to the debt. Until it ends, the line counts
+        """Returns a line's coroutine, wrapped so that its time is added to the debt. Until it ends, the line counts
         with the average cost of earlier lines."""
         advance = self._expected
         self._charge(advance)

@@ -55,7 +55,8 @@ class LineAnswerer:
     error_body: Callable[[str, ApiError, str], Mapping[str, Any]]  # `ApiTable.error_body`
 
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
-        """Answers one request. tenant, owner: the tenant and the owner of the batch's API key (see `RequestState`)."""
+        """Answers one request of a batch and returns the answer's status and body. tenant, owner: the tenant and the
+        owner of the batch's API key (see `RequestState`)."""
         request_id = new_request_id()
         request = self._request(path, orjson.dumps(body), request_id, tenant, owner)
         try:

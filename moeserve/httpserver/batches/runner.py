@@ -72,8 +72,8 @@ class BatchServer(Protocol):
 
     @abstractmethod
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
-        """Answers one line as its route does. tenant, owner: the tenant and the owner of the batch's API key (see
-        `RequestState`)."""
+        """Answers one line of a batch as its route does, and returns the answer's status and body. tenant, owner: the
+        tenant and the owner of the batch's API key (see `RequestState`)."""
 
 
 class BatchRunner:

@@ -237,8 +237,8 @@ NO_EFFECT: Final = Advisory("Accepted for OpenAI's clients; has no effect.")
 
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Bounds the nesting and the number of values of free-form JSON, because other code (templates) walks through it.
-    Raises PydanticCustomError if it has more than is allowed."""
+    """Returns the value if its nesting and its number of values are within the bounds for free-form JSON, because other
+    code (templates) walks through it. Raises PydanticCustomError if it has more than is allowed."""
     _count_values(value, depth, MAX_VALUES)
     return value
 

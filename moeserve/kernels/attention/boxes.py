@@ -15,8 +15,8 @@ TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def boxes_of(pool: Tensor, rows: int) -> TensorDescriptor:
-    """Describes boxes of `rows` slots of one head, in the layout that warpgroups' products read. pool [slots, heads,
-    width], of 16 bits."""
+    """Returns the tensor memory accelerator's description of boxes of `rows` slots of one head, in the layout that
+    warpgroups' products read. pool: [slots, heads, width], of 16 bits."""
     _, _, width = pool.shape
     return TensorDescriptor.from_tensor(pool.flatten(1), [rows, width], _layout(rows, width, pool.dtype))
 

@@ -26,8 +26,8 @@ class Angles(NamedTuple):
 
 
 def rotate_tail(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates pairs of neighbours in the last `rotary` numbers of heads [n, any number, dim], float64, in place of the
-    pairs. cos, sin: [n, rotary / 2]."""
+    """Returns heads [n, any number, dim], float64, with pairs of neighbours in their last `rotary` numbers rotated,
+    each pair in its own place. cos, sin: [n, rotary / 2]."""
     rotary = 2 * cos.shape[1]
     head, tail = heads.double().split([heads.shape[-1] - rotary, rotary], dim=-1)
     a, b, c, s = tail[..., 0::2], tail[..., 1::2], cos.double()[:, None], sin.double()[:, None]

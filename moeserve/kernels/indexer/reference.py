@@ -15,8 +15,8 @@ from moeserve.kernels.latent.reference import rotate_pairs
 
 
 def rotate_halves(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates pairs that are half the width apart in heads [n, any number, rotary] by the angles cos, sin [n, rotary
-    / 2], float64."""
+    """Returns heads [n, any number, rotary], float64, with pairs that are half the width apart rotated by the angles
+    cos, sin [n, rotary / 2]."""
     a, b = heads.double().chunk(2, dim=-1)
     c, s = cos.double()[:, None], sin.double()[:, None]
     return torch.cat([a * c - b * s, b * c + a * s], dim=-1)

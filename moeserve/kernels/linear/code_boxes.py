@@ -14,8 +14,8 @@ from moeserve.kernels.linear.integer_layouts import box_layout
 
 
 def code_boxes(codes: Tensor, cols: int, super_blocks: int) -> TensorDescriptor:
-    """Describes boxes of 32 rows, with all four parts, of `super_blocks` super-blocks. codes: int32 [.., rows, cols /
-    8], contiguous."""
+    """Returns the tensor memory accelerator's description of boxes of 32 rows, with all four parts, of `super_blocks`
+    super-blocks of 256 columns. codes: int32 [.., rows, cols / 8], contiguous."""
     return TensorDescriptor.from_tensor(
         codes.view(-1, cols // 32), [128, 8 * super_blocks], _layout(super_blocks)
     )

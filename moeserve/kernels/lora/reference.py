@@ -24,7 +24,7 @@ def add_adapters(x: Tensor, adapters: Tensor, pairs: Sequence[Pair | None], out:
 
 
 def to_panels(pair: Pair) -> Pair:
-    """Converts to the CPU kernels' layout: rank padded with zeros to a multiple of 4; B as [panels, rank,
+    """Returns A and B in the CPU kernels' layout: the rank padded with zeros to a multiple of 4; B as [panels, rank,
     32]."""
     a, b = pair
     rank = -len(a) % 4 + len(a)

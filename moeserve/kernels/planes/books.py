@@ -107,7 +107,8 @@ def _spread_word(word: Tensor) -> Tensor:
 
 
 def pack_words(book: Codebook, given: BookBytes) -> Tensor:
-    """Packs a codebook matrix's index bytes into the words that the kernels load: int32 [rows, words per row]."""
+    """Returns a codebook matrix's index bytes packed into the words that the kernels load: int32 [rows, words per
+    row]."""
     rows = len(given.low)
     of_k_blocks = []
     if given.high is not None:

@@ -40,8 +40,8 @@ class Unpacked:
 
 
 def repack(rows: Tensor, kind: QuantType, shape: tuple[int, ...]) -> Planes:
-    """Converts uint8 GGUF bytes of a tensor [rows, cols] or [experts, rows, cols] (row-major; any shape of bytes)
-    to planes on the same device. A float type's bytes are copied unchanged. Raises ValueError if bytes and shape do
+    """Returns the planes, on the same device, of a tensor's uint8 GGUF bytes: [rows, cols] or [experts, rows, cols]
+    (row-major; any shape of bytes). A float type's bytes are copied unchanged. Raises ValueError if bytes and shape do
     not match."""
     planes = empty_planes(kind, shape, rows.device)
     repack_into(planes, rows, 0)

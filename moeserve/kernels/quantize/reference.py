@@ -43,10 +43,9 @@ class Quantized:
 
 
 def quantize(x: Tensor) -> Quantized:
-    """Quantises float32 [n, cols], cols a multiple of 32. Every step is in float32: the kernels give the same bits.
-
-    A group with NaN or infinity gets the scale NaN (and undefined codes), so that the fault stays visible.
-    """
+    """Returns float32 [n, cols] quantised to int8 codes and float32 scales by groups of 32 columns; cols a multiple of
+    32. Every step is in float32: the kernels give the same bits. A group with NaN or infinity gets the scale NaN (and
+    undefined codes), so that the fault stays visible."""
     groups = x.view(len(x), -1, GROUP)
     largest = groups.abs().amax(dim=2, keepdim=True)
     # A number over a tensor is a product with the reciprocal in torch, which may be off by a unit.

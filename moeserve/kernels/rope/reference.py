@@ -14,7 +14,7 @@ from moeserve.kernels.norm.reference import norm
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates heads [n, any number, dim] by their tokens' angles, cos and sin [n, rotary_dim / 2]; float64.
+    """Returns heads [n, any number, dim], float64, rotated by their tokens' angles, cos and sin [n, rotary_dim / 2].
     Dimensions after the first rotary_dim stay unchanged."""
     rotary_dim = 2 * cos.shape[-1]
     a, b = heads[..., :rotary_dim].double().chunk(2, dim=-1)
@@ -23,8 +23,8 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def norm_heads(heads: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Normalises heads [n, num, dim]: each by weight [dim], or all together by weight [num * dim], or not (None);
-    float64. eps: added to the mean square under the norm's root."""
+    """Returns heads [n, num, dim], float64, normalised: each by weight [dim], or all together by weight [num * dim], or
+    not (None). eps: added to the mean square under the norm's root."""
     if weight is None:
         return heads.double()
     if len(weight) == heads.shape[-1]:

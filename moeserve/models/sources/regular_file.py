@@ -25,8 +25,8 @@ class FileVersion(NamedTuple):
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """Maps a whole file, read-only and shared. Raises OSError, with the reason in `strerror` or its text, for a file
-    that cannot be opened, is empty, or is no regular file."""
+    """Returns the memory of a whole file, mapped read-only and shared. Raises OSError, with the reason in `strerror` or
+    its text, for a file that cannot be opened, is empty, or is no regular file."""
     return map_version(path)[0]
 
 

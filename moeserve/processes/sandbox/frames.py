@@ -27,8 +27,8 @@ def send_frame(line: socket.socket, body: bytes, wait: Wait | None = None) -> No
 
 
 def receive_frame(line: socket.socket, max_bytes: int, wait: Wait | None = None) -> bytes:
-    """Receives a frame of at most `max_bytes`. Raises EOFError if the other side is gone, ValueError for a larger
-    frame, and what `wait` raises."""
+    """Waits for a frame of at most `max_bytes` and returns its bytes. Raises EOFError if the other side is gone,
+    ValueError for a larger frame, and what `wait` raises."""
     size = _LENGTH.unpack(_receive_exactly(line, _LENGTH.size, wait))[0]
     if size > max_bytes:
         raise ValueError(f"a frame of {size} bytes; {max_bytes} at most are accepted")

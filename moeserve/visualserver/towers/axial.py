@@ -69,7 +69,8 @@ def pairs_in_split_halves(hidden: int, heads: int) -> Tensor:
 
 
 def bicubic_positions(table: Tensor, rows: int, columns: int) -> Tensor:
-    """Resamples a learned table [rows, columns, hidden] to the patches of a picture: [patches, hidden], row by row."""
+    """Returns a learned table of positions [rows, columns, hidden], resampled to the patches of a picture: [patches,
+    hidden], row by row, in the table's dtype."""
     grid = table.permute(2, 0, 1)[None]
     found = functional.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
     return found[0].permute(1, 2, 0).reshape(rows * columns, -1)

@@ -50,7 +50,8 @@ class AdapterSlots(Protocol[Matrices]):
         ...
 
     def prepare(self, adapter: Adapter) -> Matrices:
-        """Converts an adapter to the kernels' layout. Runs in another thread, beside the steps. Raises MemoryError."""
+        """Returns an adapter's matrices in the kernels' layout. Runs in another thread, beside the steps. Raises
+        MemoryError if they do not fit into memory."""
         ...
 
     def held_bytes(self, matrices: Matrices) -> int:

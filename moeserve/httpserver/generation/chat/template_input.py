@@ -53,8 +53,8 @@ def for_solar(messages: Sequence[dict[str, Any]]) -> Conversation:
 
 
 def with_ids(messages: Sequence[dict[str, Any]], call_id: Callable[[str, int], str]) -> Conversation:
-    """Gives calls ids in the model's own format, made from the tool's name and the call's number in the conversation,
-    and results the ids of their calls. A result without an id belongs to the next call."""
+    """Returns the messages with ids of calls in the model's own format, made from the tool's name and the call's number
+    in the conversation; results get the ids of their calls. A result without an id belongs to the next call."""
     adapted = []
     ids: dict[Any, str] = {}  # the model's ids of the latest calls, by the client's ids
     waiting: list[str] = []
@@ -97,8 +97,8 @@ def shows_tools(template: str) -> bool:
 def with_tools(
     messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], guided: GuidedCalls
 ) -> Conversation:
-    """Describes the tools in the system message, for templates that do not show them. Source of the form:
-    DeepSeek-V3.1's model card."""
+    """Returns the messages with the tools described in the system message, for templates that do not show them. Source
+    of the form: DeepSeek-V3.1's model card."""
     lines = ["## Tools", "You have access to the following tools:"]
     for tool in tools:
         function = tool["function"]

@@ -85,7 +85,8 @@ class Shapes:
 
 
 def one_call_each(messages: Sequence[Message]) -> Conversation:
-    """Splits messages with several calls: each call becomes a message of its own, and its results follow it."""
+    """Returns the messages with those of several calls split: each call becomes a message of its own, and its results
+    follow it."""
     split: Conversation = []
     turn: list[Conversation] = []  # calls made at once, each with its results
     for message in messages:

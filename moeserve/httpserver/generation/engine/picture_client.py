@@ -92,8 +92,8 @@ class PictureClient:
         self._asked: _Asked | None = None
 
     async def encode(self, picture: Picture, tenant: str, param: str) -> EncodedPicture:
-        """Fetches the picture if it is a URL, and has the visual server encode it. Raises ApiError if that fails, or if
-        open requests hold too many embeddings."""
+        """Fetches the picture if it is a URL, and returns its embeddings from the visual server. Raises ApiError if
+        that fails, or if open requests hold too many embeddings."""
         data = await self._file(picture, param)
         frames = tuple([await self._file(frame, param) for frame in picture.frames])
         message = EncodePicture(

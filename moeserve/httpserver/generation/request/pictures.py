@@ -66,7 +66,8 @@ class PicturedText:
 
 
 def at_markers(text: str, pictures: Sequence[Picture]) -> PicturedText:
-    """Puts the pictures in the places of MEDIA_MARKER. Raises PydanticCustomError unless there are as many."""
+    """Returns the text with the pictures in the places of MEDIA_MARKER. Raises PydanticCustomError unless there are as
+    many markers as pictures."""
     first, *rest = text.split(MEDIA_MARKER)
     if len(rest) != len(pictures):
         raise PydanticCustomError(

@@ -30,8 +30,9 @@ class ThinkingOptions:
 def thinking_options(
     effort: Effort | None, budget: int | None, kwargs: Mapping[str, Any], param: str = "thinking_token_budget"
 ) -> ThinkingOptions:
-    """Combines `reasoning_effort`, a budget in tokens, and the template's own `enable_thinking` and `thinking_budget`
-    (Qwen's). A budget of 0 switches thinking off. Raises PydanticCustomError if they disagree."""
+    """Returns the reasoning options that `reasoning_effort`, a budget in tokens, and the template's own
+    `enable_thinking` and `thinking_budget` (Qwen's) ask for together. A budget of 0 switches reasoning off. Raises
+    PydanticCustomError if they disagree."""
     in_kwargs = kwargs.get("thinking_budget")
     if in_kwargs is not None and (type(in_kwargs) is not int or not 0 <= in_kwargs <= INT32_MAX):
         raise PydanticCustomError(
@@ -59,8 +60,8 @@ def thinking_options(
 
 
 def switched(options: ThinkingOptions, is_enabled: bool | None, param: str) -> ThinkingOptions:
-    """Adds a switch of its own field, `param`. Off wins over an effort or a budget, which say how much there would be.
-    Raises PydanticCustomError for a switch that is on beside a budget of 0."""
+    """Returns the options with the switch of the field `param`. Off wins over an effort or a budget, which say how much
+    there would be. Raises PydanticCustomError for a switch that is on beside a budget of 0."""
     if is_enabled is None:
         return options
     if not is_enabled:

@@ -104,8 +104,8 @@ for _name in ("neg", "invert", "abs"):
 
 
 def apply(name: str, *operands: Any) -> Any:
-    """Applies an operation of OPERATIONS by name. Raises TypeError if no operand is a Value, or if there are too
-    many."""
+    """Returns the value of an operation of OPERATIONS, applied by name. Raises TypeError if no operand is a Value, or
+    if there are too many."""
     if len(operands) != OPERATIONS[name].arity:
         raise TypeError(f"{name} takes {OPERATIONS[name].arity} operands, not {len(operands)}")
     for x in operands:

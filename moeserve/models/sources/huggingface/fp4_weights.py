@@ -128,8 +128,8 @@ def _mxfp4(path: Path, prefix: str, weight: StoredTensor, scales: StoredTensor) 
 
 
 def halves_of_pairs(pairs: Bytes) -> Bytes:
-    """Converts a block's bytes [.., 16]: byte j holds the codes of columns 2j and 2j + 1 before, and of columns j and j
-    + 16 after."""
+    """Returns a block's bytes [.., 16], uint8, in another order: byte j holds the codes of columns 2j and 2j + 1
+    before, and of columns j and j + 16 after."""
     codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], _MXFP4_GROUP)
     packed: Bytes = codes[..., : _MXFP4_GROUP // 2] | codes[..., _MXFP4_GROUP // 2 :] << 4
     return packed

@@ -45,8 +45,9 @@ _OF_ACTIVATIONS = (
 
 
 def with_packed(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
-    """Replaces the parts of matrices of integers or of 4-bit floats (fp4_weights.py) by the matrices, under their names
-    in a float checkpoint. Raises ModelError for inconsistent parts, and for formats that no block type can hold."""
+    """Returns the tensors, with matrices of integers or of 4-bit floats (fp4_weights.py) in place of their parts, under
+    their names in a float checkpoint. Raises ModelError for inconsistent parts, and for formats that no block type can
+    hold."""
     found = {name: t for name, t in stored.items() if name.rpartition(".")[2] not in _OF_ACTIVATIONS}
     method = settings["quant_method"]
     centered = [t for t in map(functools.partial(_centered_scales, stored), stored) if t is not None]

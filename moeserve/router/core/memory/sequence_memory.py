@@ -80,8 +80,8 @@ class SequenceMemory(Protocol):
         ...
 
     def grant(self, request: HeldSequence, count: int) -> RowSlots:
-        """Adds slots for `count` more positions, evicting cached prefixes if needed. Raises PoolExhausted for more
-        than `available`."""
+        """Adds slots for `count` more positions and returns those, evicting cached prefixes if needed. Raises
+        PoolExhausted for more than `available`."""
         ...
 
     def grant_each(self, requests: Sequence[HeldSequence]) -> Iterable[tuple[bytes, bytes]]:

@@ -35,7 +35,8 @@ class WindowPool:
         return self._pool.num_free
 
     def alloc(self, count: int) -> array[int]:
-        """Allocates `count` slots for one request. Raises PoolExhausted and allocates none if too few are free."""
+        """Returns `count` newly allocated slots for one request. Raises PoolExhausted and allocates none if too few are
+        free."""
         slots = self._pool.alloc(range(count))
         for slot in slots:
             self._requests[slot] = 1

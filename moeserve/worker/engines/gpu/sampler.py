@@ -153,8 +153,8 @@ class GpuSampler:
         self.score(logits, self._tokens[:n], count)
 
     def score(self, logits: Tensor, targets: Tensor, count: Tensor) -> Scores:
-        """Launches the computation of the targets' logprobs. targets: int32 [len(logits)], of which count[0] are
-        valid."""
+        """Launches the computation of the targets' natural log probabilities and returns the buffers for them. targets:
+        int32 [len(logits)], of which count[0] are valid."""
         n, workspace, device = len(logits), self._workspace, logits.device
         scores = Scores(
             targets,

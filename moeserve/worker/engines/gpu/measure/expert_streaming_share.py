@@ -23,8 +23,8 @@ def time_prompt(engine: GpuEngine, n: int, streamed: float) -> float:
 
 
 def calibrate_streaming(engine: GpuEngine, max_model_len: int) -> Calibration:
-    """Finds the fraction to stream by step size, in some seconds, and sets it in the engine; it may be 0 for all
-    sizes."""
+    """Measures, in some seconds, which fraction of the experts in RAM to stream by step size, sets it in the engine,
+    and returns the measurement; the fraction may be 0 for all sizes."""
     limit = min(engine.max_step_rows, max_model_len)
     sizes = [size for size in SIZES if size <= limit]
     found = calibrate(lambda n, streamed: time_prompt(engine, n, streamed), sizes)

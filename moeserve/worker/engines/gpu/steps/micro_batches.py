@@ -147,7 +147,8 @@ def _decode_part(rows: int) -> StepPath:
 
 
 def split(rows: Sequence[Row], at_most: int) -> list[StepLayout]:
-    """Divides a step's rows into parts of exactly `at_most` tokens (the last may have fewer); chunks may be split."""
+    """Returns a step's rows divided into parts of exactly `at_most` tokens (the last may have fewer); prompt chunks may
+    be split."""
     parts: list[list[Row]] = [[]]
     room = at_most
     for row in rows:
