@@ -81,7 +81,9 @@ class Runner:
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._disk = disk
-        self._orders = PlanOrders(engine, pages, None if disk is None else disk.wrong)
+        wrong = None if disk is None else disk.wrong
+        settle_drafter = () if self._drafts is None else (self._drafts.catch_up,)
+        self._orders = PlanOrders(engine, pages, wrong, *settle_drafter)
         self._step_ended = time.perf_counter()
         self._under_way: LaunchedStep | None = None
         # Whether any plan `may_follow`.

@@ -8,12 +8,15 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from moeserve.kv.layout import KvLayout
+from moeserve.messages.pages import PageOrders
+from moeserve.messages.steps import StepPlan
 from moeserve.models.blocks.cpu.next_token import NextTokenRows
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.worker.drafts.drafter import Drafter, Wanted
@@ -22,6 +25,7 @@ from moeserve.worker.drafts.shortlist import Shortlist
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s, StepLayout
+from tests.gpu.driver import GREEDY, Driver
 from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
 from tests.support.nightly import nightly_after
 from tests.support.served_answers import load, lose_at, serve
@@ -203,6 +207,10 @@ def test_left_and_followed_again(runner: Runner, plain: Runner, monkeypatch: pyt
     shown = show(runner, whole_texts(requests, expected))
     rows = runner._drafts
     assert rows is not None
+    keeping = rows._keeping
+    monkeypatch.setattr(
+        DraftLength, "choose", lambda _, records, *__: ([MOST * keeping.is_on] * len(records), float(MOST))
+    )
     steps: list[tuple[bool, int, float]] = []
     block = shown.inner._block
     store, stored = block.store, [0]
@@ -212,6 +220,16 @@ def test_left_and_followed_again(runner: Runner, plain: Runner, monkeypatch: pyt
         store(rows)
 
     monkeypatch.setattr(block, "store", counted)
+    clear, cleared = block.clear, [0]
+
+    def noted(kv_slots: Int32s) -> None:
+        cleared.append(len(kv_slots))
+        clear(kv_slots)
+        tensors = block._kv.tensors  # type: ignore[attr-defined]
+        assert not any(tensor[kv_slots.tolist()].any() for tensor in tensors)
+        assert sum(stored) == steps[-1][2]  # before the next rows are stored
+
+    monkeypatch.setattr(block, "clear", noted)
 
     def note(world: object, number: int) -> None:
         steps.append((rows._keeping.is_on, len(shown.noted), sum(stored)))
@@ -223,6 +241,8 @@ def test_left_and_followed_again(runner: Runner, plain: Runner, monkeypatch: pyt
     end = next(at for at in range(first, len(steps)) if steps[at][0])
     assert steps[end][1:] == steps[first][1:]  # the first of them still drafts from what it knows
     assert steps[first][1] > 0
+    assert len(cleared[1:]) <= 2 < end - first  # the rows of several steps together
+    assert sum(cleared) >= end - first
     assert steps[-1][1] > steps[end][1]
     assert steps[-1][2] > steps[end][2]
 
@@ -247,3 +267,26 @@ def test_its_kv_is_in_the_pool(model: CpuModel, runner: Runner, plain: Runner) -
     each = {r.ready().kv_bytes / r.ready().num_kv_slots for r in (runner, plain)}
     assert max(each) / min(each) == pytest.approx(expected)
     assert runner.ready().weight_bytes > plain.ready().weight_bytes
+
+
+def test_its_rows_are_stored_before_a_tier_reads_them(
+    wide_fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are stored for several steps together: else the disk would keep those of another request."""
+    runner = build_cpu_runner(
+        load(model_of("qwen35", wide_fixtures), speculative_config=MTP, kv_disk=str(tmp_path))
+    )
+    driver, prompt = Driver(runner), list(range(3, 20))
+    driver.step([driver.new(0, prompt, GREEDY)], [driver.row(0, len(prompt), sample=True)])
+    inner, pages = show(runner, []).inner, runner._orders._pages
+    assert inner._late
+    assert pages is not None
+    write, late = pages.write, []
+
+    def noted(*orders: Any) -> None:
+        late.append(len(inner._late))
+        write(*orders)
+
+    monkeypatch.setattr(pages, "write", noted)
+    runner.step(StepPlan(1, [], [driver.row(0, 1, sample=True)], pages=PageOrders()))
+    assert late == [0]

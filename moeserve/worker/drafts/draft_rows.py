@@ -146,6 +146,10 @@ class DraftRows:
         ms, self._keeping.ms = self._keeping.ms, 0.0
         return ms
 
+    def catch_up(self) -> None:
+        """Lets the drafter write the KV that it writes for several steps together."""
+        self._drafter.catch_up()
+
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
         """Updates the progress after a step was sampled. accepted: int32 [rows], accepted drafts per row."""
         self._drafter.computed(layout, accepted)

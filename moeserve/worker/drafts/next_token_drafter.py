@@ -108,6 +108,7 @@ class NextTokenDrafter:
         self._stored: Int32s = np.zeros(slots, np.int32)  # first row that is not stored
         self._late: list[_Computed] = []
         self._num_late = 0  # rows
+        self._left: list[Int32s] = []  # KV slots of steps that were left, to be zeroed
         self._most_late = min(MOST_LATE, block.most_rows)
 
     def bind(self, slot: int, namespace: str) -> None:
@@ -160,6 +161,7 @@ class NextTokenDrafter:
         self._keeping.ms += began.ms()
 
     def _keep(self, layout: StepLayout, accepted: Int32s) -> None:
+        self._clear_left()
         if self._num_late + layout.n > self._most_late:
             self._store_late()
         # Now, as a request's pictures are forgotten when its slot is another's. Its tokens are there until `bind`.
@@ -170,16 +172,25 @@ class NextTokenDrafter:
             self._store_late()
 
     def _leave(self, layout: StepLayout) -> None:
-        """Forgets the state of the step's requests, and zeroes their rows."""
+        """Forgets the state of the step's requests. Their rows are zeroed for several steps together."""
         self._store_late()
-        self._block.clear(layout.kv_slots)
+        self._left.append(layout.kv_slots)
+        if len(self._left) >= MOST_LATE or layout.n > MOST_LATE:
+            self._clear_left()
         self._next[layout.req_slot] = UNKNOWN
 
+    def _clear_left(self) -> None:
+        if self._left:
+            self._block.clear(np.concatenate(self._left))
+            self._left.clear()
+
     def catch_up(self) -> None:
-        """Stores the rows of all steps so far."""
-        began = SpentTime.begin()
-        self._store_late()
-        self._keeping.ms += began.ms()
+        """Stores the rows of all steps so far, or zeroes them."""
+        if self._late or self._left:
+            began = SpentTime.begin()
+            self._store_late()
+            self._clear_left()
+            self._keeping.ms += began.ms()
 
     def _store_late(self) -> None:
         late, self._late, self._num_late = self._late, [], 0

@@ -3,7 +3,7 @@ kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,8 +18,16 @@ from moeserve.worker.tiers.page_mover import PageMover
 class PlanOrders:
     """Owns `grammars`: texts of plans, by number, until a plan drops them."""
 
-    def __init__(self, engine: Engine, pages: PageMover | None, wrong: WrongSlots | None) -> None:
-        """pages: the tiers behind the KV pool; None: there are none. wrong: None if no weights are on disk."""
+    def __init__(
+        self,
+        engine: Engine,
+        pages: PageMover | None,
+        wrong: WrongSlots | None,
+        settle_drafter: Callable[[], None] = lambda: None,
+    ) -> None:
+        """pages: the tiers behind the KV pool; None: there are none. wrong: None if no weights are on disk.
+        settle_drafter: writes the KV that a drafter has not written yet."""
+        self._settle_drafter = settle_drafter
         self._engine = engine
         self._pages = pages
         self._wrong = wrong
@@ -32,6 +40,7 @@ class PlanOrders:
         pages = self._pages if plan.pages is not None else None
         if pages is not None or not plan.rows:
             self._engine.settle_states()
+            self._settle_drafter()
         if pages is not None and plan.pages is not None:
             pages.write(plan.pages, self._wrong)
         if plan.state_copies:

@@ -156,9 +156,9 @@ class GpuDraftingBlock(ABC):
             self._store(places, rows, step, count, rotary)
         keep_step(step, self._kept)
 
-    def clear_rows(self, batch: GpuBatch) -> None:
-        """Launches the zeroing of the step's KV slots, which have the rows of other requests."""
-        clear_rows(self._kv.tensors, batch.kv_slots, batch.count)
+    def clear_rows(self, kv_slots: Tensor, count: Tensor) -> None:
+        """Launches the zeroing of these KV slots; see `clear_rows` of the kernels."""
+        clear_rows(self._kv.tensors, kv_slots, count)
 
     def _parts(self, size: int, count: Tensor) -> list[tuple[slice, Tensor]]:
         """Launches the division of a step into parts of at most `_rows_at_once` rows. Returns these and the number of

@@ -210,6 +210,8 @@ class GpuEngine:
 
     def settle_states(self) -> None:
         self._drafted.settle()
+        if self.block_steps is not None:
+            self.block_steps.settle()
 
     def copy_states(self, pairs: Int32s) -> None:
         self._drafted.settle()

@@ -81,7 +81,7 @@ class StepLauncher:
         else:
             self._launch_graph(path, layout, sequences, replay, embedded)
         if self._block is not None:
-            self._block.launch(path.size, is_replayed=replay is not None)
+            self._block.launch(path.size, layout.kv_slots, is_replayed=replay is not None)
         return replay is not None and path.graph is not None and path.graph.has_head
 
     def _replay_of(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> Launches | None:
