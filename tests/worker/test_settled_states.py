@@ -14,6 +14,7 @@ from moeserve.messages.pages import PAGE_KEY_BYTES, PageOrders, StateCopy
 from moeserve.messages.steps import Row, StepPlan
 from moeserve.worker.engines.gpu.drafted_choice import DraftedChoice
 from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.steps.block_steps import MOST_LEFT, BlockSteps
 from moeserve.worker.plans.plan_orders import PlanOrders
 from moeserve.worker.sequences import StepLayout
 
@@ -35,7 +36,7 @@ class World:
             copy_states=self._copy,
         )
         engine: Any = object.__new__(GpuEngine)
-        engine._model, engine._cpu_stage = model, None
+        engine._model, engine._cpu_stage, engine.block_steps = model, None, None
         engine._drafted = DraftedChoice(model, None, None, 2)  # type: ignore[arg-type]
         engine._state_slots = np.array([SLOT], np.int32)
         pages: Any = SimpleNamespace(write=self._write, load=self._load)
@@ -91,3 +92,37 @@ def test_a_plan_without_orders_leaves_the_drafts_to_its_rows(world: World) -> No
     assert world.states[SLOT] == TOKENS
     world.orders.execute(StepPlan(3, [], []))
     assert world.states[SLOT] == TOKENS + ACCEPTED
+
+
+def test_rows_that_a_block_left_are_zeroed_together(world: World) -> None:
+    """When there are many, before a tier reads them, and before the block keeps up again."""
+    cleared: list[list[int]] = []
+
+    def clear(kv_slots: torch.Tensor, count: torch.Tensor) -> None:
+        cleared.append(kv_slots[: int(count)].tolist())
+
+    block: Any = SimpleNamespace(clear_rows=clear)
+    kept: list[int] = []
+    model: Any = SimpleNamespace(
+        device=torch.device("cpu"), next_token=block, keep_up=lambda _: kept.append(len(cleared))
+    )
+    steps = BlockSteps(model, {}, [])
+    world.engine.block_steps, steps._batch = steps, lambda _: None  # type: ignore[method-assign, assignment, return-value]
+
+    def leave(*slots: int) -> None:
+        steps.keeping.is_on = False
+        steps.launch(8, np.array(slots, np.int32), is_replayed=True)
+
+    for slot in range(3):
+        leave(slot)
+    world.orders.execute(StepPlan(2, [], [ROW]))
+    assert not cleared
+    world.orders.execute(StepPlan(3, [], [ROW], pages=PageOrders()))
+    assert cleared == [[0, 1, 2]]
+    leave(*range(MOST_LEFT))
+    leave(7, 8)
+    assert cleared[1:] == [list(range(MOST_LEFT))]
+    steps.keeping.is_on = True
+    steps.launch(8, np.array([9], np.int32), is_replayed=False)
+    assert cleared[2:] == [[7, 8]]
+    assert kept == [3]
