@@ -284,6 +284,8 @@ def test_routing(experts: int, top_k: int) -> None:
     logits[1] = 0.25  # all equal: the lowest ids
     logits[2, -1] = 80.0
     logits[3, : experts // 2] = -80.0
+    logits[4] = -1.0
+    logits[4, ::2], logits[4, 0], logits[4, 1] = 0.0, -0.0, float("-inf")  # both zeros are equal
     ids, weights = route_reference(logits[:live], top_k)
     mine = torch.full((n, top_k), -7, dtype=torch.int32, device=DEVICE)
     local = torch.full((n, top_k), -7, dtype=torch.int32, device=DEVICE)

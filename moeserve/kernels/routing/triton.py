@@ -84,21 +84,38 @@ def chosen_weights(
 
 
 @triton.jit
+def ordered_bits(x):
+    """Returns the bits of float32 x [..] as int32 in the same order as x, where 0 and -0 are equal. A warp finds the
+    largest of its int32 in one instruction, of its floats in five, one after another."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def from_ordered_bits(bits):
+    """Returns the float32 whose `ordered_bits` are given."""
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def best_of(left, all_logits, e, k, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BY_LOGITS: tl.constexpr):
     """Returns the ids of the TOP_K highest of left [BT, E], the lower id first among equals, and their logits: int32
     and float32 [BT, K]. BY_LOGITS: left are the logits."""
+    LEAST: tl.constexpr = -0x80000000  # below -inf
     chosen = tl.zeros([left.shape[0], k.shape[1]], tl.int32)
-    scores = tl.full([left.shape[0], k.shape[1]], float("-inf"), tl.float32)
+    scores = tl.full([left.shape[0], k.shape[1]], LEAST, tl.int32)
+    order = ordered_bits(left)
+    if not BY_LOGITS:
+        logits = ordered_bits(all_logits)
     for j in tl.static_range(TOP_K):
-        best = tl.max(left, 1)[:, None]
-        # The lowest id among equals. (With NaN nothing is equal; then any id in range is valid.)
-        at = tl.min(tl.where(left == best, e, EXPERTS - 1), 1)[:, None]
-        left = tl.where(e == at, float("-inf"), left)
+        best = tl.max(order, 1)[:, None]
+        at = tl.min(tl.where(order == best, e, EXPERTS - 1), 1)[:, None]  # the lowest id among equals
+        order = tl.where(e == at, LEAST, order)
         chosen = tl.where(k == j, at, chosen)
         if not BY_LOGITS:
-            best = tl.max(tl.where(e == at, all_logits, float("-inf")), 1)[:, None]
+            best = tl.max(tl.where(e == at, logits, LEAST), 1)[:, None]
         scores = tl.where(k == j, best, scores)
-    return chosen, scores
+    return chosen, tl.where(k < TOP_K, from_ordered_bits(scores), float("-inf"))
 
 
 @kernel
