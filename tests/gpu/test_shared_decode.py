@@ -96,6 +96,7 @@ SOME = [1, 64, 65, 128, 700, 3, 299, 511, 20, 129]
 STEPS = [
     Step([1]),
     Step([66]),
+    Step([200]),  # two blocks, which are not divided
     Step([300, 5, 70]),
     Step([9000, *SOME[:7]]),
     Step([20_000]),

@@ -275,13 +275,14 @@ def shared_decode_kernel(
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, ROTARY: gl.constexpr, EPS: gl.constexpr,
     WINDOW: gl.constexpr, SCALE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, TIME: gl.constexpr,
     ROWS: gl.constexpr, H: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr,
-    COPYING: gl.constexpr, PDL: gl.constexpr,
+    COPYING: gl.constexpr, WHOLE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid: any number of programs of 4 warps. Arguments as decode.py's kernel's, but: ROWS, a power of two: at least
     the number of rows. H, a power of two from 8 on: at least a group's heads. part_sums float32 [programs, 2, H, DIM],
     part_stats [programs, 2, H, 2]: a program's partial results, of the row and head it begins with and of the one it
     ends with, of which TOGETHER are combined at once. counters int32 [rows, KV_HEADS]: 0 before and after. COPYING:
-    registers of a thread that copies."""
+    registers of a thread that copies. WHOLE, for a single row: it is not divided if it has at most this many blocks;
+    0: any row may be."""
     IS_NEW: gl.constexpr = k is not None
     if PDL:
         gdc_launch_dependents()
@@ -306,6 +307,9 @@ def shared_decode_kernel(
     until = gl.associative_scan(gl.where(is_row, blocks_of(tokens, BLOCK), 0), 0, add)
     all_units = gl.max(until, 0) * KV_HEADS
     share = gl.maximum((all_units + gl.num_programs(0) - 1) // gl.num_programs(0), 1)
+    if WHOLE > 0:
+        blocks = gl.max(until, 0)
+        share = gl.where(blocks <= WHOLE, gl.maximum(share, blocks), share)
     unit = gl.program_id(0) * share
     units = gl.minimum(share, all_units - unit)
     is_behind = until * KV_HEADS <= unit

@@ -22,12 +22,14 @@ class SharedTile:
     registers: int  # per thread, on average of both warpgroups
     copying: int  # registers per thread of the copying warpgroup
     together: int  # partial results combined at once
+    # Blocks that a single row may have without being divided: combining its parts would take longer than the blocks.
+    whole: int = 0
 
 
 # By the width of a head, key and value alike: for one row, and for many. Few programs combine a long row sooner.
 TILES = {
     64: (SharedTile(128, 3, 2, 128, 64, 8), SharedTile(64, 3, 4, 64, 32, 4)),
-    128: (SharedTile(128, 3, 1, 232, 64, 8), SharedTile(64, 3, 2, 128, 64, 4)),
+    128: (SharedTile(128, 3, 1, 232, 64, 8, 2), SharedTile(64, 3, 2, 128, 64, 4)),
     256: (SharedTile(64, 3, 1, 232, 64, 4), SharedTile(64, 3, 1, 232, 64, 4)),
 }
 
@@ -131,6 +133,7 @@ def attend_in_shares(
         tile.stages,
         tile.together,
         tile.copying,
+        tile.whole,
         pdl(),
         num_warps=4,
         maxnreg=tile.registers,

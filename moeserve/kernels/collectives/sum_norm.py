@@ -15,7 +15,7 @@ from moeserve.kernels.collectives.rows import send_row, sum_rows
 from moeserve.kernels.collectives.words import send_words, sum_words
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.norm.triton import store_norm
-from moeserve.kernels.routing.norm_router import route_row
+from moeserve.kernels.routing.norm_router import store_logits
 
 
 @kernel
@@ -98,5 +98,7 @@ def sum_norm_router_kernel(
     added = sum_words(partial, call, inbox, at, live, RANK, RANKS, CAPACITY, POLLS)
     if tile == 0:
         tl.store(total + at, added, live)
-    route_row(value + added, w, gain, bias, y, codes, scales, logits, i, tile, COLS, EXPERTS, SIZE, BE, EPS)
+    store_logits(value + added, w, gain, bias, logits, i, tile, COLS, EXPERTS, SIZE, BE, EPS)
+    if tile == 0:
+        store_norm(value + added, gain, y, codes, scales, None, i, COLS, EPS, SIZE)
     tl.store(counter, call)

@@ -1,6 +1,7 @@
 """A block's norm and the router's product in one kernel: both are short, so saving a launch matters.
 
-Every program recomputes the norm of its row, which is cheaper than waiting for another program's.
+Every program recomputes the norm of its row, which is cheaper than waiting for another program's. One more program a
+row stores it, so that no program both multiplies and quantises.
 """
 
 # mypy: ignore-errors
@@ -12,29 +13,22 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.quantize.triton import store_quantized
+from moeserve.kernels.norm.triton import store_norm
 
 
 @triton.jit
-def route_row(
-    value, w, gain, bias, y, codes, scales, logits, i, tile,
+def store_logits(
+    value, w, gain, bias, logits, i, tile,
     COLS: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Computes row i's norm of value [SIZE] times gain, stored by the first tile, and its logits for the tile's
-    experts, whose rows of the router are w [BE, SIZE]."""
-    c, e = tl.arange(0, SIZE), tile * BE + tl.arange(0, BE)
-    live = c < COLS
-    normed = value * tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS) * gain
-    at = logits + i * EXPERTS + e
-    products = tl.sum(w.to(tl.float32) * normed[None, :], 1)
+    """Stores row i's logits for the tile's experts, whose rows of the router are w [BE, SIZE], from the norm of value
+    [SIZE] times gain. The norm's factor multiplies the products: neither sum waits for the other."""
+    e = tile * BE + tl.arange(0, BE)
+    products = tl.sum(w.to(tl.float32) * (value * gain)[None, :], 1)
+    products *= tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
     if bias is not None:
         products += tl.load(bias + e, e < EXPERTS, 0.0)
-    tl.store(at, products, e < EXPERTS)
-    if tile == 0:
-        if y is not None:
-            tl.store(y + i * COLS + c, normed.to(y.dtype.element_ty), live)
-        if codes is not None:
-            store_quantized(normed, codes + i * COLS, scales + i * (COLS // 32), 0, COLS, SIZE)
+    tl.store(logits + i * EXPERTS + e, products, e < EXPERTS)
 
 
 @kernel
@@ -44,7 +38,7 @@ def norm_router_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Computes y = RMSNorm(x + extra) * weight and logits = router y + bias, for rows below count[0]; x stays
-    unchanged. Grid (EXPERTS in tiles of BE, rows).
+    unchanged. Grid (EXPERTS in tiles of BE, and one program more for y; rows).
 
     x, extra float32 [n, COLS]; router [EXPERTS, COLS] floats; bias float32 [EXPERTS], optional; logits float32 [n,
     EXPERTS]; y, and codes with scales: [n, COLS], each optional. SIZE: COLS or the power of two above. The count,
@@ -62,4 +56,7 @@ def norm_router_kernel(
     if i >= existing:
         return
     value = tl.load(x + i * COLS + c, live, 0.0) + tl.load(extra + i * COLS + c, live, 0.0)
-    route_row(value, w, gain, bias, y, codes, scales, logits, i, tile, COLS, EXPERTS, SIZE, BE, EPS)
+    if tile == tl.num_programs(0) - 1:
+        store_norm(value, gain, y, codes, scales, None, i, COLS, EPS, SIZE)
+    else:
+        store_logits(value, w, gain, bias, logits, i, tile, COLS, EXPERTS, SIZE, BE, EPS)

@@ -95,7 +95,7 @@ def norm_router(
     experts = logits.shape[1]
     at_once = experts_at_once(n)
     norm_router_kernel(
-        (-(-experts // at_once), n),
+        (-(-experts // at_once) + 1, n),
         x,
         extra,
         count,
