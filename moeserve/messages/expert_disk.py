@@ -48,7 +48,7 @@ class ExpertDiskCounts(Counts, frozen=True, array_like=True):
         ),
     ] = 0
     predicted_right: Annotated[
-        int, Metric("counter", "predicted_right", "Of these, experts that the layer did use.")
+        int, Metric("counter", "predicted_right", "Experts that the layer was expected to use, and did.")
     ] = 0
     errors: Annotated[
         int,

@@ -55,7 +55,10 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchemaFormat | None = None
     schema_: Annotated[
         JsonSchemaDict | None,
-        Field(alias="schema", description="Of either JSON type, as llama-server's clients send it."),
+        Field(
+            alias="schema",
+            description="May be given with either JSON type, as llama-server's clients send it.",
+        ),
     ] = None
 
     @model_validator(mode="after")

@@ -47,7 +47,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def _spans_see_ahead(reader: ShapeReader, input_width: int) -> bool:
     """Returns whether a picture's rows attend to one another in both directions. A folder states it, a GGUF does
-    not. Of the published models, the small ones (with per-layer embeddings) attend causally within pictures
+    not. The small published models (with per-layer embeddings) attend causally within pictures
     (https://github.com/ggml-org/llama.cpp/issues/28318)."""
     return reader.flag(n.SPANS_SEE_AHEAD, default=input_width == 0)
 
