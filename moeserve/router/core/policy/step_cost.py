@@ -109,11 +109,12 @@ class StepCost:
         """Solves for the coefficients. The most negative coefficient is set to 0 and the rest solved again, until no
         coefficient is negative."""
         self._unsolved = 0
+        plain, drafted, prompts = self._kinds
         matrix = [
-            [sum(values) for values in zip(*rows, strict=True)]
-            for rows in zip(*(kind.matrix for kind in self._kinds), strict=True)
+            [a + b + c for a, b, c in zip(*rows, strict=True)]
+            for rows in zip(plain.matrix, drafted.matrix, prompts.matrix, strict=True)
         ]
-        right = [sum(values) for values in zip(*(kind.right for kind in self._kinds), strict=True)]
+        right = [a + b + c for a, b, c in zip(plain.right, drafted.right, prompts.right, strict=True)]
         active = [i for i in range(NUM_FEATURES) if matrix[i][i] > 0.0]
         while active:
             chosen = [[matrix[i][j] * (1.0 + DAMPING[i] * (i == j)) for j in active] for i in active]
@@ -228,12 +229,12 @@ class _NormalEquations:
 
     def add(self, features: Vector, weight: float) -> None:
         keep = 1.0 - 1.0 / MEMORY
-        for i, feature in enumerate(features):
-            if not feature and not self.matrix[i][i]:
-                continue  # the whole row is 0, as for prompt features in steps without prompts
-            scaled = weight * feature
+        end = NUM_FEATURES if features[PROMPT] else PROMPT  # of a kind without prompts the rest stays 0
+        for i in range(end):
+            scaled = weight * features[i]
             row = self.matrix[i]
-            row[i:] = [keep * old + scaled * other for old, other in zip(row[i:], features[i:], strict=True)]
+            for j in range(i, end):
+                row[j] = keep * row[j] + scaled * features[j]
             self.right[i] = keep * self.right[i] + scaled
 
 
