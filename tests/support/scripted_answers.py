@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.http_harness import HttpServer, tokens_of
+from tests.support.http_harness import NAME, HttpServer, tokens_of
 
 MESSAGES: Any = [{"role": "user", "content": "Who jumps?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -41,6 +41,15 @@ ANSWER = (
 )
 PARIS = {"city": "Paris"}
 REASONING_TOKENS = 4
+
+
+def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
+    """A chat's answer; its request is the only one in `server.requests`."""
+    server.requests.clear()
+    response = server.post("/v1/chat/completions", {"model": NAME, "messages": MESSAGES} | fields)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
 
 
 def prompt_of(server: HttpServer) -> str:

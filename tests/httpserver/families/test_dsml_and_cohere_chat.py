@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from tests.support.family_server import serving
-from tests.support.http_harness import NAME, HttpServer, say
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
+from tests.support.http_harness import HttpServer, say
+from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
 
 MARK = "｜DSML｜"
 CALL = (
@@ -20,11 +20,8 @@ deepseek = serving("deepseek_v4")
 cohere = serving("cohere")
 
 
-def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
-    server.requests.clear()
-    response = server.post("/v1/chat/completions", {"model": NAME, "messages": MESSAGES} | fields)
-    assert response.status_code == 200, response.text
-    choice: dict[str, Any] = response.json()["choices"][0]
+def choice_of(server: HttpServer, **fields: Any) -> dict[str, Any]:
+    choice: dict[str, Any] = ask(server, **fields)["choices"][0]
     return choice
 
 
@@ -36,13 +33,13 @@ def calls_of(choice: dict[str, Any]) -> list[tuple[str, Any]]:
 def test_deepseek_v4_thinks_and_calls(deepseek: HttpServer) -> None:
     block = f"<{MARK}tool_calls>\n{CALL}\n{CALL}\n</{MARK}tool_calls>"
     deepseek.answer = say("Hm.", f"</think>Let me see.\n\n{block[:40]}", block[40:])
-    choice = ask(deepseek, tools=TOOLS, chat_template_kwargs={"thinking": True})
+    choice = choice_of(deepseek, tools=TOOLS, chat_template_kwargs={"thinking": True})
     assert prompt_of(deepseek).endswith("<｜Assistant｜><think>")
     assert (choice["message"]["content"], choice["message"]["reasoning"]) == ("Let me see.", "Hm.")
     assert calls_of(choice) == [("weather", PARIS)] * 2
     assert choice["finish_reason"] == "tool_calls"
     deepseek.answer = say("Hi")
-    ask(deepseek, reasoning_effort="none")
+    choice_of(deepseek, reasoning_effort="none")
     assert prompt_of(deepseek).endswith("<｜Assistant｜></think>")
 
 
@@ -50,10 +47,10 @@ def test_the_mark_of_dsml_is_text_and_excluded_where_no_call_may_come(deepseek: 
     """Its file says that it is a control token, which no text would show."""
     (mark,) = deepseek.tokenizer.encode(MARK)
     deepseek.answer = say("Hi")
-    ask(deepseek, tools=TOOLS, tool_choice="none")
+    choice_of(deepseek, tools=TOOLS, tool_choice="none")
     assert deepseek.requests[-1].sampling.logit_bias == {mark: -100.0}
     deepseek.answer = say(f"<{MARK}tool_calls>\n{CALL}\n</{MARK}tool_calls>")
-    choice = ask(deepseek, tools=TOOLS, tool_choice="required", chat_template_kwargs={"thinking": True})
+    choice = choice_of(deepseek, tools=TOOLS, tool_choice="required", chat_template_kwargs={"thinking": True})
     assert calls_of(choice) == [("weather", PARIS)]  # which ends the reasoning
     sampling = deepseek.requests[-1].sampling
     assert sampling.thinking is not None
@@ -73,7 +70,7 @@ def test_deepseeks_history_has_its_own_tags(deepseek: HttpServer) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "Rain.", "tool_call_id": "c"},
     ]
-    ask(deepseek, messages=messages, tools=TOOLS)
+    choice_of(deepseek, messages=messages, tools=TOOLS)
     assert f"<{MARK}tool_calls>\n{CALL}\n</{MARK}tool_calls><｜end" in prompt_of(deepseek)
     assert "<tool_result>Rain.</tool_result>" in prompt_of(deepseek)
 
@@ -85,7 +82,7 @@ ACTION = (
 
 def test_coheres_answer_is_without_its_tokens(cohere: HttpServer) -> None:
     cohere.answer = say("I think", " so.<|END_THINKING|>", "Hello.")
-    choice = ask(cohere)
+    choice = choice_of(cohere)
     assert prompt_of(cohere).endswith("<|CHATBOT_TOKEN|><|START_THINKING|>")
     assert (choice["message"]["content"], choice["message"]["reasoning"]) == ("Hello.", "I think so.")
     framing = {cohere.tokenizer.encode(tag)[0] for tag in ("<|START_TEXT|>", "<|END_TEXT|>")}
@@ -94,30 +91,32 @@ def test_coheres_answer_is_without_its_tokens(cohere: HttpServer) -> None:
     assert end in cohere.tokenizer.vocabulary.eos_ids
     for switched_off in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
         cohere.answer = say("Hello.")
-        assert ask(cohere, **switched_off)["message"]["content"] == "Hello."
+        assert choice_of(cohere, **switched_off)["message"]["content"] == "Hello."
         assert prompt_of(cohere).endswith("<|START_THINKING|><|END_THINKING|>")
-    ask(cohere, reasoning_effort="none", chat_template_kwargs={"reasoning": True})  # the template's own word
+    choice_of(
+        cohere, reasoning_effort="none", chat_template_kwargs={"reasoning": True}
+    )  # the template's own word
     assert prompt_of(cohere).endswith("<|CHATBOT_TOKEN|><|START_THINKING|>")
 
 
 def test_cohere_calls_tools(cohere: HttpServer) -> None:
     opening, end = (cohere.tokenizer.encode(tag)[0] for tag in ("<|START_ACTION|>", "<|END_ACTION|>"))
     cohere.answer = say("I need it.<|END_THINKING|>", ACTION[:50], ACTION[50:] + "<|END_ACTION|>")
-    choice = ask(cohere, tools=TOOLS)
+    choice = choice_of(cohere, tools=TOOLS)
     assert (choice["message"]["content"] or "", choice["message"]["reasoning"]) == ("", "I need it.")
     assert calls_of(choice) == [("weather", PARIS)]
     assert {opening, end} <= set(cohere.requests[-1].text.shown_tokens)
     cohere.answer = say("I need it.", ACTION + "<|END_ACTION|>")  # without an end of the reasoning
-    assert calls_of(ask(cohere, tools=TOOLS)) == [("weather", PARIS)]
-    assert calls_of(ask(cohere, tools=TOOLS, tool_choice="required")) == [("weather", PARIS)]
+    assert calls_of(choice_of(cohere, tools=TOOLS)) == [("weather", PARIS)]
+    assert calls_of(choice_of(cohere, tools=TOOLS, tool_choice="required")) == [("weather", PARIS)]
     sampling = cohere.requests[-1].sampling
     assert sampling.thinking is not None
     assert sampling.thinking.call_token == opening
     assert '\\"tool_name\\": \\"weather\\", \\"parameters\\": ' in sampling.grammar
-    ask(cohere, tools=TOOLS, parallel_tool_calls=False)
+    choice_of(cohere, tools=TOOLS, parallel_tool_calls=False)
     assert end in cohere.requests[-1].sampling.stop_token_ids
     cohere.answer = say("Hi")
-    ask(cohere, tools=TOOLS, tool_choice="none")
+    choice_of(cohere, tools=TOOLS, tool_choice="none")
     assert cohere.requests[-1].sampling.logit_bias == {opening: -100.0}
 
 
@@ -133,7 +132,7 @@ def test_coheres_history_has_ids_that_count(cohere: HttpServer) -> None:
         {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [call]},
         {"role": "tool", "content": "Rain.", "tool_call_id": "call_9"},
     ]
-    ask(cohere, messages=messages, tools=TOOLS)
+    choice_of(cohere, messages=messages, tools=TOOLS)
     assert '"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Paris"}}' in prompt_of(
         cohere
     )

@@ -13,7 +13,7 @@ from tests.support.family_server import serving
 from tests.support.family_templates import TEMPLATES
 from tests.support.gguf_bytes import gguf_bytes, model_metadata, model_tensors
 from tests.support.http_harness import NAME, HttpServer, http_server, say
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
+from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 TO_WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
@@ -24,14 +24,6 @@ harmony = serving("harmony")
 deepseek = serving("deepseek_v31")
 glm = serving("glm45")
 minimax = serving("minimax_m3")
-
-
-def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
-    server.requests.clear()
-    response = server.post("/v1/chat/completions", {"model": NAME, "messages": MESSAGES} | fields)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def call_of(message: dict[str, Any]) -> tuple[str, Any]:

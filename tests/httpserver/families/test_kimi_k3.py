@@ -8,23 +8,15 @@ from typing import Any
 import pytest
 
 from tests.support.family_server import serving
-from tests.support.http_harness import NAME, HttpServer, say
+from tests.support.http_harness import HttpServer, say
 from tests.support.kimi_k3_template import rendered_in_sections
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
+from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
 
 BEGUN = '<|open|>message role="assistant"<|sep|>'
 THINK, RESPONSE = "<|open|>think<|sep|>", "<|open|>response<|sep|>"
 END = "<|close|>message<|sep|>"
 
 kimi = serving("kimi_k3")
-
-
-def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
-    server.requests.clear()
-    response = server.post("/v1/chat/completions", {"model": NAME, "messages": MESSAGES} | fields)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def answered(thought: str, content: str, *calls: tuple[str, Any]) -> str:

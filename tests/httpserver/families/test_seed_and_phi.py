@@ -6,17 +6,8 @@ import json
 from typing import Any
 
 from tests.support.family_server import serving
-from tests.support.http_harness import NAME, HttpServer, say
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
-
-
-def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
-    server.requests.clear()
-    response = server.post("/v1/chat/completions", {"model": NAME, "messages": MESSAGES} | fields)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
-
+from tests.support.http_harness import HttpServer, say
+from tests.support.scripted_answers import PARIS, TOOLS, ask, prompt_of
 
 seed = serving("seed_oss")
 phi = serving("phi4_mini")

@@ -11,22 +11,14 @@ import pytest
 from moeserve.chatformat import solar_open
 from moeserve.messages.reasoning import Thinking, is_open_after
 from tests.support.family_server import serving
-from tests.support.http_harness import NAME, HttpServer, say
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
+from tests.support.http_harness import HttpServer, say
+from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
 from tests.support.solar_template import rendered_in_messages
 
 BEGUN: Final = "<|begin|>assistant"
 NO_REASONING: Final = f"{BEGUN}<|think|><|end|>{BEGUN}"
 
 solar = serving("solar_open")
-
-
-def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
-    server.requests.clear()
-    response = server.post("/v1/chat/completions", {"model": NAME, "messages": MESSAGES} | fields)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def test_reasoning_text_and_calls_come_from_their_messages(solar: HttpServer) -> None:
