@@ -34,9 +34,10 @@ sys.exit(launch.launch(config, "tests.support.launcher_children"))
 """
 
 
-def _heed_interrupts() -> None:
-    """In the child: a shell's background job, which the tests may be, ignores SIGINT and hands that down."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _heed_signals() -> None:
+    """In the child, which would ignore what the tests ignore: a background job ignores SIGINT, under nohup SIGHUP."""
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
 
 
 class Run:
@@ -75,7 +76,7 @@ class Run:
                 stdout=log,
                 stderr=log,
                 cwd=tmp_path,
-                preexec_fn=_heed_interrupts,
+                preexec_fn=_heed_signals,
             )
         self.family: list[psutil.Process] = []
         self.titles: dict[str, psutil.Process] = {}

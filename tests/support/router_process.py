@@ -85,8 +85,9 @@ class Workers(WorkerSource):
     """The workers after the first; `replaced` has what the launcher is told."""
 
     def __init__(self, *others: WorkerClient, router: PushChannel | None = None) -> None:
-        """`router`: is told, as by the launcher, that the worker failed."""
+        """`router`: is told, as by the launcher, that the worker failed. The next loads until `loaded` is released."""
         self.others = list(others)
+        self.loaded = threading.Semaphore(0)
         self.replaced: list[str] = []
         self._router = router
 
@@ -94,9 +95,10 @@ class Workers(WorkerSource):
         self.replaced.append(cause)
         if self._router is not None:
             self._router.send(WorkerExited("exit code 1", by_itself=True))
-            time.sleep(0.1)  # it comes before the next worker has loaded a model
 
     def connect(self) -> WorkerClient | None:
+        if self._router is not None and not self.loaded.acquire(blocking=False):
+            return None
         return self.others.pop(0) if self.others and self.replaced else None
 
 
