@@ -274,3 +274,30 @@ def test_text_files_go_with_a_question(page: Page, server: HttpServer) -> None:
     page.locator(".file summary").click()
     expect(page.locator(".file pre")).to_contain_text("five")
     expect(page.locator("#files")).to_be_hidden()
+
+
+def test_text_files_of_windows_are_read(page: Page, server: HttpServer) -> None:
+    """PowerShell writes UTF-16, Excel one byte a letter. They were refused."""
+    page.goto(server.url)
+    server.answer = say("one")
+    chooser = page.locator("#chooser")
+    little, big = "\ufeffseven".encode("utf-16-le"), "\ufeffeight".encode("utf-16-be")
+    chooser.set_input_files(
+        [
+            FilePayload(name="a.txt", mimeType="text/plain", buffer=little),
+            FilePayload(name="b.txt", mimeType="text/plain", buffer=big),
+        ]
+    )
+    expect(page.locator("#files li")).to_have_count(2)
+    expect(page.locator("#notice")).to_be_hidden()
+    chooser.set_input_files(
+        FilePayload(name="c.csv", mimeType="text/csv", buffer="“née”;3 €\r\n".encode("cp1252"))
+    )
+    expect(page.locator("#notice")).to_contain_text("c.csv is not UTF-8 and was read as Windows-1252")
+    chooser.set_input_files(FilePayload(name="d.bin", mimeType="", buffer=bytes(range(1, 256))))
+    expect(page.locator("#notice")).to_contain_text("d.bin is neither text nor a PDF nor a picture")
+    expect(page.locator("#files li")).to_have_count(3)
+    ask(page, "What is this?")
+    prompt = prompt_of(server)
+    for part in ("a.txt:\n```\nseven\n", "b.txt:\n```\neight\n", "“née”;3 €"):
+        assert part in prompt

@@ -145,12 +145,25 @@ async function read(file, kinds, signal, progress) {
   }
 }
 
+/** UTF-8; UTF-16 with its mark, as PowerShell and Notepad write it; else Windows' one-byte letters, as Excel writes CSV. */
 function readText(file, bytes) {
+  const mark = bytes[0] << 8 | bytes[1];
+  const encoding = { 0xfffe: "utf-16le", 0xfeff: "utf-16be" }[bytes.length > 1 ? mark : 0] ?? "utf-8";
+  const text = decoded(bytes, encoding);
+  if (text !== undefined) return { text };
+  const guess = encoding === "utf-8" ? decoded(bytes, "windows-1252") : undefined;
+  if (guess === undefined) return { cause: `${file.name} is neither text nor a PDF nor a picture.` };
+  return { text: guess, remark: `${file.name} is not UTF-8 and was read as Windows-1252. If letters are wrong, save it as UTF-8.` };
+}
+
+/** The text; undefined if the bytes are none in this encoding, or have control characters, as other files do. */
+function decoded(bytes, encoding) {
   try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
-    if (!text.includes("\0")) return { text };
+    const text = new TextDecoder(encoding, { fatal: true }).decode(bytes);
+    const controls = encoding === "windows-1252" ? /[\0-\x08\x0e-\x1f\x7f-\x9f]/ : /\0/;
+    return controls.test(text) ? undefined : text;
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
+    return undefined;
   }
-  return { cause: `${file.name} is neither text nor a PDF nor a picture.` };
 }
