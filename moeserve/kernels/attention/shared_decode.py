@@ -120,8 +120,8 @@ def begin_heads(
     query, sinks, is_first, head, group: gl.constexpr, of_scores: gl.constexpr, DIM: gl.constexpr,
     BLOCK: gl.constexpr,
 ):  # fmt: skip
-    """Returns the largest scores [H], the weights [BLOCK, H] and the sums [DIM, H] before any key. With is_first, the
-    sinks of `group` heads from `head` on count as a key without a value."""
+    """Returns the state of the online softmax before any key, float32: largest scores [H], weights [BLOCK, H] and sums
+    [DIM, H]. With is_first, the attention sinks of `group` heads from `head` on count as a key without a value."""
     H: gl.constexpr = query.shape[0]
     per_head: gl.constexpr = gl.SliceLayout(0, of_scores)
     largest = gl.full([H], float("-inf"), gl.float32, layout=per_head)

@@ -145,9 +145,10 @@ def leave_part(
     sums, largest, total, part_sums, part_stats, counter, part, start, blocks, share, by_head: gl.constexpr,
     TOGETHER: gl.constexpr,
 ):  # fmt: skip
-    """Leaves a part of a row and head: sums [H, DIM], largest scores and sums of weights [H], as number `part`. The
-    row's blocks have places start to start + blocks - 1 in the list. Returns whether the other parts have been left
-    before, and then the normalised heads [H, DIM]; it leaves counter at 0."""
+    """Stores a part of the attention of a row and KV head in scratch memory as number `part`: sums [H, DIM], largest
+    scores and sums of weights [H], float32. The row's blocks have places start to start + blocks - 1 in the list of all
+    blocks. Returns whether the other parts were there already, and then the normalised result [H, DIM]; the counter is
+    0 again."""
     H: gl.constexpr = sums.shape[0]
     DIM: gl.constexpr = sums.shape[1]
     g = gl.arange(0, H, layout=gl.SliceLayout(1, by_head))

@@ -104,8 +104,9 @@ class RunSampler:
         self._engine = engine
 
     def launch(self, layout: StepLayout, drafted: Sequence[int], computed_s: float) -> None:
-        """Launches the sampling of the step's rows; reads what the last group does not need to have read. drafted:
-        drafts per row. computed_s: seconds for which the step computed before its logits."""
+        """Launches the sampling of the step's rows in groups, reading each group's tokens before the next group is
+        launched; the last group's are left for `read`. drafted: number of drafts of each row; computed_s: seconds for
+        which the step computed before its logits."""
         self._layout, self._found = layout, SampledRuns([], {})
         self._accepted = np.zeros(len(layout.rows), np.int32)
         for group in self._groups(layout, drafted):

@@ -31,8 +31,8 @@ LEAST_FREE_BYTES: Final = MARGIN_BYTES // 2
 
 
 def lock_slots(matrices: Sequence[Matrix]) -> bool:
-    """Locks slots whose memory is allocated: all of them or, where a limit is too low, none. Logs the result. Returns
-    whether they are locked."""
+    """Locks the RAM slots of experts on disk in memory (mlock): all of them or, where a limit is too low, none. Their
+    memory must be allocated. Logs the result. Returns whether they are locked."""
     size = sum(matrix.bytes for matrix in matrices)
     free = available_bytes()
     if free < LEAST_FREE_BYTES:

@@ -53,13 +53,15 @@ class Pointwise:
 
     def reference(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
         """Returns the expression's value, computed with torch's operations on any device. out: tensor to write the
-        value to; None: a new one, with the dtype and broadcast shape that torch would give it. Raises as calls do."""
+        value to; None: a new one, with the dtype and broadcast shape that torch would give it. Raises TypeError and
+        ValueError as the class says."""
         steps, _ = checked(self.expression, arguments, out)
         return (self.empty_result(*arguments) if out is None else out).copy_(evaluate(steps, arguments))
 
     def launch(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
         """Launches the generated kernel and returns its result; arguments and `out` as in `reference`. Tensors must be
-        on the current CUDA device; under Triton's interpreter, on any device. Raises as calls do."""
+        on the current CUDA device; under Triton's interpreter, on any device. Raises TypeError and ValueError as the
+        class says."""
         key = (
             torch.is_grad_enabled(),
             *[
