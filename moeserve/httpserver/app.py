@@ -39,7 +39,7 @@ from moeserve.httpserver.transport.absent_paths import why_absent
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.decompress import Decompress
 from moeserve.httpserver.transport.documented_route import whole_routes
-from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError
+from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError, shown
 from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
 from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.httpserver.transport.middleware import ApiKey, BodyLimit, HeadAsGet, RequestId
@@ -217,8 +217,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _explanation(request: Request) -> str:
     """Returns the reason why an API's path is not served, or the path that the client probably meant (its base URL
-    lacks /v1, has /v1 twice or has a slash too many). Returns "" for any other path."""
+    lacks /v1, has /v1 twice or has a slash too many); for a browser's question on behalf of another site's page (a CORS
+    preflight), how to allow it. Returns "" for any other path."""
     given = request.url.path
+    if request.method == "OPTIONS":
+        return f": pages of {shown(request.headers.get('origin', 'other sites'))} are allowed by --allowed-origin alone"
     if reason := why_absent(given):
         return f": {reason}"
     paths = request.app.paths - {"/"}

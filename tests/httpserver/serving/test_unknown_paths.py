@@ -51,3 +51,14 @@ def test_what_clients_know_and_is_not_there_is_told_with_the_reason(
 
 def test_an_unknown_path_has_no_reason(client: httpx.Client) -> None:
     assert client.get("/v1/embeddingsx").json()["error"]["message"] == "GET /v1/embeddingsx: not found"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/nothing"])
+def test_a_browsers_question_for_another_sites_page_is_told_what_allows_it(
+    client: httpx.Client, path: str
+) -> None:
+    """The log showed a 405, for chat completions with a reason about stored ones."""
+    response = client.options(path, headers={"Origin": "http://app.test"})
+    assert response.status_code in (404, 405)
+    message = response.json()["error"]["message"]
+    assert message.endswith(": pages of 'http://app.test' are allowed by --allowed-origin alone")
