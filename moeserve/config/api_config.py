@@ -126,8 +126,8 @@ class ApiConfig(SeveralModelsConfig):
         "Network",
         "maximum number of idle connections per client address (IPv6: per /64 network); if there are more, "
         "the one that has been idle for longest is closed. Lower it if single clients hold connections that "
-        "others need (default: --max-num-seqs + --max-num-queued-reqs + 128). All addresses together may "
-        "have 128 more",
+        "others need; the server accepts --max-num-seqs + --max-num-queued-reqs + 256 connections in all "
+        "(default: 128 fewer than that)",
         low=1,
         high=1 << 20,
     )
@@ -197,7 +197,8 @@ class ApiConfig(SeveralModelsConfig):
         "<answer> or <response>; hy_v3: <think:opensource>; minimax_m3: <mm:think>; mistral: [THINK] and "
         "[/THINK]; gemma4: <|channel>thought and <channel|>; cohere: <|START_THINKING|>; seed_oss: <seed:think>; "
         "harmony: gpt-oss's channels; kimi_k3: Kimi-K3's sections; solar_open: Solar Open's messages); auto: "
-        "recognised from its chat template",
+        "recognised from its chat template; none: reasoning stays in the answer. Name one if auto recognises none or "
+        "the wrong one, which the log shows",
         choices=(
             "auto",
             "qwen3",

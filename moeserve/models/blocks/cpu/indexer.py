@@ -34,9 +34,9 @@ def store_index(
     space: IndexerWorkspace,
     q_a: Activations | None,
 ) -> None:
-    """Launches the storing of index keys in the KV cache, after `project_index`, and the index queries; then
-    `CpuStream.choose_keys` can choose. q_a: the compressed q, normalised; None if no row chooses: most steps of a
-    context that is shorter than the number of keys to choose would read the queries' matrix for nothing."""
+    """Launches the storing of the rows' index keys in the KV cache, after `project_index`, and the computation of their
+    index queries, from which `CpuStream.choose_keys` chooses. q_a: the compressed q, normalised; None if no row of the
+    step chooses, because its context is no longer than the number of keys to choose: then no queries are computed."""
     if q_a is not None:
         stream.linear(q_a, batch.n, w.q_b, [space.q])
     if w.ape is not None:

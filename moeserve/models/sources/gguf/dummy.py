@@ -34,7 +34,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def open_dummy(path: Path) -> DummyFile:
-    """Like `open_gguf`, without the tensors' bytes. Raises GGUFError."""
+    """Opens a GGUF file without its tensors' bytes, for random weights. Raises GGUFError if it is no GGUF file."""
     file = open_gguf(path, has_tensors=False)
     return DummyFile(file)
 
