@@ -39,6 +39,7 @@ from moeserve.remote.options import check_server
 
 log = logging.getLogger(__name__)
 
+_WORDS_FOR_FLAGS: Final = ("help", "version")  # commands of git, Docker and Ollama
 _SERVING: Final = ("serve", "worker")  # commands whose output is a log
 
 
@@ -58,6 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "serve"
     if arguments and not arguments[0].startswith("-") and not _is_model(arguments[0]):
         name = arguments.pop(0)
+    if name in _WORDS_FOR_FLAGS:  # `moeserve help run`
+        flag = f"--{name}"
+        name = arguments[0] if name == "help" and arguments and arguments[0] in COMMANDS else "serve"
+        arguments = [flag]
     if not name:
         serve_parser().error("the first word is empty; name a model or a command")
     if name not in COMMANDS:

@@ -144,6 +144,24 @@ def test_empty_api_key_does_not_open_the_server() -> None:
         parse("--api-key", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["help"], "usage: moeserve [command] [MODEL ...] [options]"),
+        (["help", "list"], "usage: moeserve list"),
+        (["help", "nothing"], "usage: moeserve [command] [MODEL ...] [options]"),
+        (["version"], "moeserve "),
+    ],
+)
+def test_help_and_version_need_no_dashes(
+    words: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(shown)
+
+
 def test_help_groups_every_option_with_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["--help"])
