@@ -3,6 +3,7 @@ ends."""
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Final, NamedTuple
 
-from moeserve.cli.command_line import flag_name
+from moeserve.cli.command_line import flag_name, help_of
 from moeserve.cli.running_server import (
     ANSWER_S,
     ServedModel,
@@ -37,13 +38,17 @@ LOOK_S: Final = 0.3
 MOST_HEALTH_BYTES: Final = 1 << 16
 END_S: Final = 60.0  # time that a server may take to stop
 SERVER_OPTIONS: Final = ("model", "host", "port", "api_key", "max_model_len", "ssl_certfile", "ssl_keyfile")
+_FIELDS: Final = {option.name: option for option in dataclasses.fields(ServerConfig)}
 # Their help where a command asks a server, and starts it only if none runs.
 SERVER_TEXTS: Final = {
-    "host": "address of the server; one that this command starts listens there [default: 127.0.0.1, MOESERVE_HOST]",
-    "port": "TCP port of the server; one that this command starts listens there [default: 8000, MOESERVE_PORT]",
-    "api_key": "key to send to the server; one that this command starts requires it (default: none) [MOESERVE_API_KEY]",
-    "ssl_certfile": "ask by HTTPS, a server with this certificate (PEM); one that this command starts serves with it "
-    "(default: none; HTTP) [MOESERVE_SSL_CERTFILE]",
+    name: help_of(_FIELDS[name], text)
+    for name, text in {
+        "host": "address of the server; one that this command starts listens there",
+        "port": "TCP port of the server; one that this command starts listens there",
+        "api_key": "key to send to the server; one that this command starts requires it (default: none)",
+        "ssl_certfile": "ask by HTTPS, a server with this certificate (PEM); one that this command starts serves "
+        "with it (default: none; HTTP)",
+    }.items()
 }
 
 

@@ -183,9 +183,11 @@ def value_name(option: dataclasses.Field[Any]) -> str:
     return str(name)
 
 
-def help_of(option: dataclasses.Field[Any]) -> str:
+def help_of(option: dataclasses.Field[Any], text: str = "") -> str:
+    """Returns the help of a flag, with its default and its environment variable. text: replaces the option's own
+    words."""
     default = f"default: {option.default}, " if option.default not in (None, "", ()) else ""
-    return f"{option.metadata['help']} [{default}{env_name(option.name)}]".replace("%", "%%")
+    return f"{text or option.metadata['help']} [{default}{env_name(option.name)}]".replace("%", "%%")
 
 
 # ---------------------------------------------------------------- defaults that need the machine
