@@ -169,6 +169,44 @@ def test_steps_launched_ahead_find_whole_experts(model: Path, runner: Runner) ->
         assert found_distance < max(0.1, 2 * static)
 
 
+def test_steps_of_several_rows_fetch(model: Path, runner: Runner) -> None:
+    """Two texts share steps, whose missed experts come within the step; between them one text goes on alone, and
+    experts are promoted at random. Both texts are as near to the CPU's logits as when they are computed as prompts."""
+    cache, driver = cache_of(runner), Driver(runner)
+    cpu, length = Driver(load_cpu_runner(config_of(model), lambda *_: None)), 40 if DEVICE == "cuda" else 4
+    cache.policy = RandomPolicy(let_arrive(runner), np.ones((LAYERS, EXPERTS), np.bool_))
+    steps, worst, of_static = 0, 0.0, 0.0
+    while steps < STEPS:
+        before = cache.totals.promotions
+        texts = two_texts(driver, length, seed=steps)
+        assert cache.totals.promotions > before
+        for found in texts:
+            text = PROMPT[:2] + [entry.token_id for entry in found]
+            expected = cpu.score(0, text, 42)[1:-1]
+            worst = max(worst, distance(found, expected))
+            of_static = max(of_static, distance(driver.score(0, text, 42)[1:-1], expected))
+        steps += length
+    print(f"FETCH {steps} steps: {worst:.4f} from the CPU, as a prompt {of_static:.4f}")
+    assert worst < max(0.1, 2 * of_static)
+
+
+def two_texts(driver: Driver, length: int, seed: int) -> list[list[TokenLogprob]]:
+    """Generates two texts in steps of two rows; the first one also has steps of its own."""
+    drawn = [
+        SamplingParams(max_tokens=1 << 20, temperature=1.0, seed=seed + i, logprobs=TOP) for i in range(2)
+    ]
+    new = [driver.new(slot, PROMPT[:2], drawn[slot]) for slot in range(2)]
+    result = driver.step(new, [driver.row(slot, 2, sample=True) for slot in range(2)])
+    found: list[list[TokenLogprob]] = [[], []]
+    for step in range(length):
+        for slot, sampled in enumerate(result.sampled):
+            assert sampled.logprob is not None
+            found[slot].append(sampled.logprob)
+        alone = step % 3 == 2
+        result = driver.step([], [driver.row(slot, 1, sample=True) for slot in range(1 if alone else 2)])
+    return found
+
+
 def test_streamed_prompts_beside_a_cache(
     runner: Runner, tokens: list[int], truth: list[TokenLogprob]
 ) -> None:
@@ -205,7 +243,7 @@ def test_the_benchmark_says_what_the_cache_found(model: Path) -> None:
     ids = np.empty((8, LAYERS, 2), np.uint16)
     ids[:4], ids[4:] = (0, 1), (3, 4)
     bench = EngineBench(runner, 64, trace=RoutingTrace("made up", EXPERTS, ids))
-    _, warm_up, decode = bench.figures([1], 2, 4, warm_up=4)
+    _, warm_up, decode = bench.figures([1], 1, 4, warm_up=4)
     assert (warm_up.phase, decode.phase) == ("warm-up", "decode")
     assert warm_up.cache == CacheFigure(hit_rate=1.0, promotions=0.0)
     assert decode.cache == CacheFigure(hit_rate=0.25, promotions=0.0)

@@ -30,6 +30,9 @@ class RandomPolicy:
                 moves.append((layer, incoming, outgoing))
         return np.array(moves, np.int64)
 
+    def adopt(self, cached: Mask) -> None:
+        self._cached = cached
+
     def learn(self) -> None:
         pass
 

@@ -173,12 +173,15 @@ class ExpertHandoff:
             on_gpu,
         )
 
-    def collect(self, layer: int, out: Tensor) -> None:
+    def collect(
+        self, layer: int, out: Tensor, control: Tensor | None = None, fetched: Tensor | None = None
+    ) -> None:
         """Launches the wait for the CPU; then out[i] = sum of weights[i, j] * expert(x[i]) over row i's CPU experts,
-        zeros for a row without any. out: float32 [n, hidden], with the n of `publish`."""
+        zeros for a row without any. out: float32 [n, hidden], with the n of `publish`. control, fetched: of a layer
+        whose missed experts are fetched in part (fetch.py): the wait corrects the share."""
         # Takes a third of the time of the driver's stream memory operation.
         answer, waits = self._region.answers[layer], self._waits[layer % 2]
-        poll_kernel((1,), answer, waits, pdl(), num_warps=1, launch_pdl=pdl())
+        poll_kernel((1,), answer, waits, control, fetched, pdl(), num_warps=1, launch_pdl=pdl())
         combine_kernel(
             (len(out),),
             self._region.slots[layer % 2].result,

@@ -11,6 +11,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 
+# The share of missed experts that the GPU fetches, in 1 / ONE: its range, and its change per layer whose two sides did
+# not end together.
+ONE = tl.constexpr(1 << 16)
+LEAST, MOST, CHANGE = tl.constexpr(ONE // 16), tl.constexpr(ONE // 2), tl.constexpr(ONE // 1024)
+
 GROUP = tl.constexpr(32)
 NOTHING = tl.constexpr(1e-30)  # a group whose largest value is at most this counts as zero
 
@@ -97,23 +102,25 @@ def publish_kernel(
         tl.store(request, (wanted << 32) | (step.to(tl.int64) & 0xFFFFFFFF))
 
 
-@triton.jit
-def poll(answer, waits):
-    """Waits until the int32 flag at `answer` is not 0, which tells that the CPU's answer is complete. The flag is in
-    host memory and each read crosses PCIe, so it is read only if `waits` points to a number other than 0."""
-    if tl.load(waits) != 0:
-        seen = tl.load(answer, volatile=True)
-        while seen == 0:
-            seen = tl.load(answer, volatile=True)
-
-
 @kernel
-def poll_kernel(answer, waits, PDL: tl.constexpr):
-    """A single program of one warp, so that at most one read is in flight."""
+def poll_kernel(answer, waits, control, fetched, PDL: tl.constexpr):
+    """Waits until the int32 flag at `answer` is not 0, which tells that the CPU's answer is complete. The flag is in
+    host memory and each read crosses PCIe, so it is read only if `waits` points to a number other than 0. A single
+    program of one warp, so that at most one read is in flight.
+
+    Optional: control int32 [2] and fetched int32 [2], see fetch.py. If the GPU has to wait for the pool, it fetches
+    more of the missed experts from now on; if the pool had ended before, fewer."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    poll(answer, waits)
+    if tl.load(waits) != 0:
+        seen = tl.load(answer, volatile=True)
+        if control is not None:
+            share = tl.load(control)
+            fewer = tl.where(tl.load(fetched) > 0, tl.maximum(share - CHANGE, LEAST), share)
+            tl.store(control, tl.where(seen == 0, tl.minimum(share + CHANGE, MOST), fewer))
+        while seen == 0:
+            seen = tl.load(answer, volatile=True)
 
 
 @kernel

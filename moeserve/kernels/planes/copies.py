@@ -31,9 +31,9 @@ def copy_scattered_kernel(copies, PROGRAMS: tl.constexpr, WORDS: tl.constexpr):
             tl.store(target + at, tl.load(source + at, at < words), at < words)
 
 
-def copy_scattered(copies: Tensor) -> None:
+def copy_scattered(copies: Tensor, programs: int = PROGRAMS) -> None:
     """Launches the copies. copies: int64 [1 + n, 3] on the device, see the kernel; further rows may follow."""
-    copy_scattered_kernel((PROGRAMS,), copies, PROGRAMS, CHUNK // 4, num_warps=8)
+    copy_scattered_kernel((programs,), copies, programs, CHUNK // 4, num_warps=8)
 
 
 @kernel

@@ -74,6 +74,12 @@ class ExpertMaps:
         """Adds the experts of a batch from `start` to the maps: after the next `publish` they are on the GPU."""
         self._native.land(batch)
 
+    def adopt(self, slots: npt.NDArray[np.int32]) -> None:
+        """Takes over the exchanges that steps have made on the device. slots: int32 [layers, experts]: the device's
+        map."""
+        self.host[GPU] = slots
+        self.host[RAM] = np.where(slots >= 0, -1, self.places)
+
     def publish(self) -> None:
         """Launches the copy to the device. The maps may be changed again once a step launched after this call has
         ended."""

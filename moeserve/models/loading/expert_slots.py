@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,9 +26,10 @@ from moeserve.kernels.planes import Planes
 from moeserve.kernels.planes.copies import copy_scattered, store_scattered
 from moeserve.kernels.planes.from_panels import panels_to_planes
 from moeserve.kernels.planes.panels_triton import unpack_scattered
+from moeserve.models.loading.expert_fetch import ExpertFetch
 from moeserve.models.loading.gpu_weights import GpuExperts
 from moeserve.models.loading.pinned_panels import PinnedPanels
-from moeserve.models.loading.promotion_tables import Batch, PromotionTables, SlotLayer
+from moeserve.models.loading.promotion_tables import Batch, PromotionTables, SlotLayer, panels_of
 from moeserve.quantization import QUANT_TYPES
 
 GROUPS = 8  # per batch in a CUDA graph: the first group is usable after an eighth of the time
@@ -71,6 +74,17 @@ class ExpertSlots:
     def is_filling(self) -> bool:
         """True while a batch is in progress."""
         return self._is_filling
+
+    def fetch(self, places: npt.NDArray[np.int32], decay: float) -> ExpertFetch | None:
+        """Returns what fetches experts within steps, into the same slots through the same staging buffer. places: see
+        `ExpertFetch`. Returns None if experts have biases or float matrices, which are copied one by one."""
+        if not all(layer is None or layer.is_quantised for layer in self._layers):
+            return None
+        sources = [
+            None if layer is None else panels_of(self._panels, index)
+            for index, layer in enumerate(self._layers)
+        ]
+        return ExpertFetch(self._layers, sources, self._slot_map, places, self._staging, decay)
 
     def bytes_of(self, layer: int) -> int:
         """Bytes of one expert in the copied format."""

@@ -145,8 +145,7 @@ class PromotionTables:
         return Group(row[:copies].view(-1, 3), addresses, row[self._entries :].view(-1, 2))
 
     def _add(self, index: int, layer: SlotLayer, panels: PinnedPanels) -> None:
-        *inputs, down = (panel.data_ptr() for panel in panels.of(index))
-        self._source[index] = inputs[0], inputs[-1], down  # without gates both inputs are `up`, written twice
+        self._source[index] = [matrix.data_ptr() for matrix in panels_of(panels, index)]
         self._each[index], self._offset[index] = layer.each, layer.offsets
         self._kind[index] = [self.kinds.index(kind) for kind in layer.kinds]
         for i, planes in enumerate(layer.planes):
@@ -154,6 +153,12 @@ class PromotionTables:
             at = slice(PLANES * i, PLANES * (i + 1))
             self._target[index, at] = [t.data_ptr() if t.numel() else 0 for t in tensors]
             self._target_each[index, at] = [t.nbytes // planes.experts for t in tensors]
+
+
+def panels_of(panels: PinnedPanels, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a layer's panels of gate, up and down. Without gates both inputs are `up`, written twice."""
+    *inputs, down = panels.of(layer)
+    return inputs[0], inputs[-1], down
 
 
 def _kind_of(matrix: Matrix) -> Kind:

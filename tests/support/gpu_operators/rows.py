@@ -13,6 +13,7 @@ from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.experts.weigh_input import weigh_input
+from moeserve.kernels.handoff.fetch import FetchLayer, choose_fetched
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
 from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
@@ -242,6 +243,13 @@ def over_gpus(dtype: torch.dtype) -> None:
 def promotions() -> None:
     copy_scattered(empty(19, 3, dtype=torch.int64))
     store_scattered(empty(48, 128, dtype=i32), empty(7, 2, dtype=torch.int64))
+    for experts in (128, 512):
+        map_of, (copies, addresses) = empty(experts, dtype=i32), empty(2, 49, 4, dtype=torch.int64)
+        layer = FetchLayer(
+            map_of, map_of, empty(experts), copies, copies, addresses, empty(2, dtype=i32)
+        )  # fmt: skip
+        ids = empty(8, 8, dtype=i32)
+        choose_fetched(ids, ids, layer, empty(2, dtype=i32), empty(4, experts, dtype=i32), empty(16, 64), 0.9)
 
 
 def hand_off(n: int) -> None:
@@ -276,7 +284,7 @@ def hand_off(n: int) -> None:
             num_warps=8,
             enable_fp_fusion=False,
         )
-    poll_kernel((1,), word, word, launch.PDL, num_warps=1)
+    poll_kernel((1,), word, word, word, word, launch.PDL, num_warps=1)
     combine_kernel((n,), x, flags, x, 2048, 2048, launch.PDL, num_warps=8)
 
 

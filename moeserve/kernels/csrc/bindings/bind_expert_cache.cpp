@@ -80,6 +80,8 @@ class CountedPolicy {
 
   void learn() { policy_.learn(used_.data()); }
 
+  void adopt(const Mask& cached) { policy_.adopt(bytes(check(cached))); }
+
   void forget() { std::fill(before_.begin(), before_.end(), 0); }
 
  private:
@@ -124,6 +126,7 @@ void bind_expert_cache(nb::module_& m) {
       .def("observe", &CountedPolicy::observe, "counts"_a, nb::kw_only(), "streamed"_a)
       .def("choose", &CountedPolicy::choose, "most"_a, nb::kw_only(), "pays"_a, "ready"_a = nb::none())
       .def("learn", &CountedPolicy::learn)
+      .def("adopt", &CountedPolicy::adopt, "cached"_a)
       .def("forget", &CountedPolicy::forget);
 }
 

@@ -38,6 +38,9 @@ class ExpertCachePolicy {
   // time.
   void learn(const uint8_t* used);
 
+  // Takes over exchanges that others have made. cached: 0 or 1, [layers, experts]: what the slots hold now.
+  void adopt(const uint8_t* cached) { cached_.assign(cached, cached + cached_.size()); }
+
   // Like `observe`, for one layer, for a cache that loads missing experts at once; its owner chooses the experts to
   // replace by `lowest`. used: the experts that a step used, [experts].
   void observe_layer(int layer, const uint8_t* used);

@@ -54,6 +54,7 @@ from moeserve.models.blocks.gpu.state_slots import StateSlots
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import FLOATS, GpuBatch, make_workspaces
 from moeserve.models.interface import ModelShape
+from moeserve.models.loading.expert_fetch import ExpertFetch
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_inputs import GpuStreams, input_bytes, norm_weight
 from moeserve.models.loading.gpu_weights import GpuWeights, float_type, has_float_weights, plane_tensors
@@ -194,6 +195,10 @@ class GpuDecoder:
         """Returns how many experts of these layers (bool [layers]) the CPU pool has read since start-up. Call it only
         between steps."""
         return self._ffn.ram.pool_reads(layers)
+
+    def fetch_missed(self, fetch: ExpertFetch | None) -> None:
+        """Sets what fetches missed experts within steps; None: nothing does. Call it before graphs are captured."""
+        self._ffn.ram.fetch = fetch
 
     @property
     def num_kv_slots(self) -> int:

@@ -231,12 +231,17 @@ class GpuFfnBlock:
         routes, top_k = self.outputs.routes(index, s), self._shapes[index].num_routes
         ids = routes.expert_ids[:, :top_k]
         pool_works = self.ram.computes(index)
+        fetch = self.ram.fetch_of(index, len(ids)) if pool_works else None
         if pool_works:
             assert self.ram.handoff is not None
             left = None if stream is None else stream.left(index)
+            if fetch is not None:
+                fetch.choose(index, ids, local_expert_ids)
             x = self.inputs.of_experts(index, s).x if self.inputs.has_own(index) else s.router_input
             assert x is not None
             self.ram.handoff.publish(index, x, ids, routes.weights[:, :top_k], left, on_gpu=local_expert_ids)
+            if fetch is not None:
+                fetch.copy(index)
         is_here = moe.experts is not None or stream is not None
         gathered = self._gathered(index, moe, ids, s, count) if is_here else None
         if moe.experts is not None:
@@ -250,7 +255,8 @@ class GpuFfnBlock:
             self._run_experts(index, experts, streamed_ids, s, count, adds=adds, gathered=gathered)
         if pool_works:
             assert self.ram.handoff is not None
-            self.ram.handoff.collect(index, s.pool_sum if s.latent_experts is None else s.latent_experts.sum)
+            out = s.pool_sum if s.latent_experts is None else s.latent_experts.sum
+            self.ram.handoff.collect(index, out, *(() if fetch is None else fetch.balance(index)))
 
     def _add_unrouted(
         self,

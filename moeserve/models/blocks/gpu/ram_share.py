@@ -1,4 +1,4 @@
-"""RAM experts in a step: which of them the CPU pool computes, and which are streamed to the GPU."""
+"""RAM experts in a step: which of them the CPU pool computes, and which are streamed to the GPU or fetched."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.models.blocks.gpu.workspace import GpuBatch
+from moeserve.models.loading.expert_fetch import ExpertFetch
 from moeserve.models.loading.expert_stream import ExpertStream
 
 
@@ -33,6 +34,7 @@ class RamShare:
         self._prefill = ["cpu"] * num_layers if expert_stream is None or prefill is None else list(prefill)
         elsewhere = [0 if m is None or handoff is None else int((m < 0).sum()) for m in expert_maps]
         self._num_in_ram = elsewhere if num_in_ram is None else list(num_in_ram)
+        self.fetch: ExpertFetch | None = None  # None: no missed expert is fetched within a step
         # For the last step: number of streamed experts per layer, and whether the pool had any to compute.
         self.streamed = [0] * num_layers
         self.pool_works = False
@@ -44,6 +46,14 @@ class RamShare:
     def computes(self, index: int) -> bool:
         """Returns whether the pool takes part in the layer of the current step. index: of the layer, from 0."""
         return self.pool_works and self.is_shared(index)
+
+    def fetch_of(self, index: int, rows: int) -> ExpertFetch | None:
+        """Returns what fetches a part of the layer's missed experts in the current step, of this number of rows; None
+        if nothing does."""
+        fetch = self.fetch
+        if fetch is None or any(self.streamed) or not fetch.takes(rows) or not fetch.has(index):
+            return None
+        return fetch
 
     def streams(self, batch: GpuBatch) -> bool:
         """Returns whether the step streams experts from RAM to the GPU."""

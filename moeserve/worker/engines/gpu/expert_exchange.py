@@ -10,6 +10,10 @@ running step's end, because using its misses a step late would promote a step la
 launch, so all work that can wait comes after it. While no promotion pays, nothing is waited for, and the policy
 learns one step late.
 
+Steps of several rows exchange experts themselves (`models/loading/expert_fetch.py`): nothing is promoted beside them,
+and they are launched ahead. The device's map is then newer than the host's, which takes it over before the next step
+that does not fetch.
+
 The policy is in `moeserve.placement.expert_cache`, the copies in `models/loading/expert_slots.py`.
 """
 
@@ -20,10 +24,11 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, int64, zeros
+from torch import Tensor, int32, int64, zeros
 
 from moeserve.kernels import _C
 from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.models.loading.expert_fetch import ExpertFetch
 from moeserve.models.loading.expert_maps import ExpertMaps
 from moeserve.models.loading.expert_slots import ExpertSlots
 from moeserve.models.loading.promotion_tables import Batch
@@ -48,6 +53,9 @@ class Policy(Protocol):
         count as made. pays: only exchanges that are expected to pay. ready: bool [layers, experts]: the experts that
         can be promoted now; None: all."""
 
+    def adopt(self, cached: Mask) -> None:
+        """Takes over exchanges made by steps. cached: bool [layers, experts]: the experts in slots now."""
+
     def learn(self) -> None:
         """Learns from the last step which exchanges, made or not, would have paid. Call it after `choose`, when
         there is time."""
@@ -67,15 +75,24 @@ class ExpertCache:
         expert_token_counts: Tensor,
         pool_reads: Callable[[Mask], int],
         disk: DiskPromotions | None = None,
+        fetch: ExpertFetch | None = None,
     ) -> None:
         """movable: bool [layers, experts]: experts that may be promoted or replaced; all are in RAM, or with `disk` on
         disk.
         expert_token_counts: int64 [layers, experts] on the device, written by the steps. pool_reads: returns how
-        many of these layers' experts the pool has read since start-up."""
+        many of these layers' experts the pool has read since start-up. fetch: what steps of several rows fetch with;
+        None: no step fetches."""
         self._maps, self._slots = maps, slots
         self._on_device = expert_token_counts
         is_gpu = expert_token_counts.device.type == "cuda"
         self._copied = zeros(expert_token_counts.shape, dtype=int64, pin_memory=is_gpu)
+        self._fetch = fetch
+        self._copied_map = zeros(maps.slots.shape, dtype=int32, pin_memory=is_gpu)
+        self._copied_totals = zeros((len(maps.slots), 4), dtype=int32, pin_memory=is_gpu)
+        self._fetched = np.zeros(len(maps.slots), np.int64)  # by layer, up to the previous step
+        # The first step fetches nothing: it tests the model, and would replace experts that the placement has chosen.
+        self._has_run = self._has_fetched = False
+        self._device_is_newer = False  # a step has fetched since the host's map was equal to the device's
         self._counts: Ids = self._copied.numpy()
         self._cached_layers: Mask = np.any(movable, axis=1)
         self._pool_reads, self._reads = pool_reads, 0  # reads up to the previous step
@@ -91,15 +108,20 @@ class ExpertCache:
         self._hits = self._misses = self._promotions = self._bytes = 0
         self._taken = self.totals
 
-    def before_step(self, *, streams: bool, until_ended: Callable[[], None] = lambda: None) -> None:
+    def before_step(
+        self, *, streams: bool, rows: int = 1, until_ended: Callable[[], None] = lambda: None
+    ) -> None:
         """Launches the map changes. streams: the step streams RAM experts itself; the slots then stay unchanged
-        during it. until_ended: waits for the running step, if there is one."""
-        if streams or self._without_moves < QUIET:
+        during it. rows: of the step, padding included. until_ended: waits for the running step, if there is one."""
+        fetches = self._fetch is not None and not streams and self._fetch.takes(rows)
+        if streams or (not fetches and (self._device_is_newer or self._without_moves < QUIET)):
             until_ended()
-        changed = self._land(wait=streams)
+        if self._device_is_newer and not fetches:
+            self._adopt()
+        changed = self._land(wait=streams or fetches)
         if self._ran:
             self._observe()
-            if not streams and not self._slots.is_filling:
+            if not streams and not fetches and not self._slots.is_filling:
                 # After a prompt its hottest experts are promoted at once; during decoding only what pays.
                 ready = None if self._disk is None else self._disk.ready()
                 changed |= self._start(
@@ -109,12 +131,22 @@ class ExpertCache:
             self._maps.publish()
         self._slots.free()
         self._streams, self._ran = streams, True
+        if fetches and self._has_run and not self._has_fetched:
+            assert self._fetch is not None
+            self._fetch.start()
+            self._has_fetched = True
+        self._has_run = True
+        self._device_is_newer |= fetches and self._has_fetched
 
     def after_launch(self) -> None:
         """Launches the copies, and the download of the counts, which arrive when the step has ended."""
         if self._coming is not None and not self._slots.is_filling:
             self._slots.fill(self._coming, self._sources)
         self._copied.copy_(self._on_device, non_blocking=True)
+        if self._device_is_newer:
+            assert self._fetch is not None
+            self._copied_map.copy_(self._maps.slots, non_blocking=True)
+            self._copied_totals.copy_(self._fetch.totals, non_blocking=True)
         if self._has_news:
             self.policy.learn()
             self._has_news = False
@@ -128,7 +160,10 @@ class ExpertCache:
         self._slots.capture()
 
     def forget_counts(self) -> None:
-        """Discards the counts of dummy steps; the device's counts are zero again."""
+        """Discards the counts of dummy steps, which have ended; the device's counts are zero again."""
+        if self._has_fetched:
+            self._copied_map.copy_(self._maps.slots)
+            self._adopt()
         self.policy.forget()
         self._reads = self._pool_reads(self._cached_layers)
         self._ran = False
@@ -142,6 +177,17 @@ class ExpertCache:
         """Counts since the last call."""
         before, self._taken = self._taken, self.totals
         return self._taken.since(before)
+
+    def _adopt(self) -> None:
+        """Takes over the map of the last step, which has ended."""
+        self._maps.adopt(self._copied_map.numpy())
+        self.policy.adopt(self._maps.on_gpu)
+        self._device_is_newer = False
+        self._without_moves = 0
+
+    def _newly_fetched(self) -> Ids:
+        """int64 [layers]: experts fetched by the steps since `_fetched`, as far as they have ended."""
+        return (self._copied_totals.numpy()[:, 1] - self._fetched) % (1 << 32)
 
     def _land(self, *, wait: bool) -> bool:
         """Adds the experts that have arrived to the host's maps."""
@@ -160,8 +206,13 @@ class ExpertCache:
         used = self.policy.observe(self._counts, streamed=self._streams)
         reads = self._pool_reads(self._cached_layers)
         misses, self._reads = reads - self._reads, reads
+        fetched = self._newly_fetched()
         if not self._streams:
             self._has_news = True
+            self._fetched += fetched
+            self._promotions += int(fetched.sum())
+            self._bytes += int((fetched * self._bytes_of).sum())
+            misses += int(fetched.sum())
             self._misses += misses
             self._hits += max(0, used - misses)
 

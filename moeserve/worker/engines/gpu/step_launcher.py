@@ -107,7 +107,7 @@ class StepLauncher:
             tiles = self._tiles(path, layout)[0] if path.has_tiles else np.zeros((0, 4), np.int32)
             inputs.fill_prompts(path.num_decode, tiles)
         self._copy(inputs, layout, sequences, embedded)
-        with self._promoting(streams=False):
+        with self._moving_experts(path.size, streams=False):
             replay()
 
     def _launch_eager(
@@ -125,7 +125,7 @@ class StepLauncher:
         self._copy(inputs, layout, sequences, embedded)
         tiles = tiles_on(self._model.device, self._tiles(path, layout)) if path.has_tiles else None
         batch = inputs.batch(path, tiles)
-        with self._promoting(streams=self._model.streams(batch)):
+        with self._moving_experts(path.size, streams=self._model.streams(batch)):
             self._model.begin(batch)
             self._model.forward(batch, observer)
 
@@ -153,11 +153,11 @@ class StepLauncher:
         return self._tiles_of(*(field[first:] for field in fields))
 
     @contextmanager
-    def _promoting(self, *, streams: bool) -> Iterator[None]:
+    def _moving_experts(self, rows: int, *, streams: bool) -> Iterator[None]:
         """A context around the launch of a step, in which the expert cache acts before and after it."""
         cache = self.expert_cache
         if cache is not None:
-            cache.before_step(streams=streams, until_ended=self._until_ended)
+            cache.before_step(rows=rows, streams=streams, until_ended=self._until_ended)
         yield
         if cache is not None:
             cache.after_launch()

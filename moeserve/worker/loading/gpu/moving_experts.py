@@ -20,7 +20,7 @@ from moeserve.models.loading.gpu_weights import GpuWeights
 from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.placement import Placement
-from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES
+from moeserve.placement.expert_cache.policy import DECAY, STEP_BYTES, UNSTREAMED_STEP_BYTES
 from moeserve.worker.engines.gpu.disk_promotions import DiskPromotions
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
 
@@ -72,7 +72,13 @@ class MovingExperts:
         disk = None
         if self.experts.disk is not None:
             disk = DiskPromotions(self.experts.disk, self.experts, self.maps.places)
-        return ExpertCache(self.maps, moved, movable, model.expert_token_counts, model.pool_reads, disk)
+        fetch = None
+        if disk is None:
+            fetch = moved.fetch(np.where(movable, self.maps.places, np.int32(-1)), DECAY)
+            model.fetch_missed(fetch)
+        return ExpertCache(
+            self.maps, moved, movable, model.expert_token_counts, model.pool_reads, disk, fetch
+        )
 
 
 def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:

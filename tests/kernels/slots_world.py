@@ -1,0 +1,119 @@
+"""Layers whose experts move between RAM and slots, with the values that must lie in each."""
+
+from __future__ import annotations
+
+from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+
+from moeserve.kernels import _C
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+from moeserve.kernels.handoff import CpuExperts
+from moeserve.kernels.planes import Planes, dequantize, empty_planes
+from moeserve.kernels.planes.from_panels import panels_to_planes
+from moeserve.models.loading.expert_maps import ExpertMaps
+from moeserve.models.loading.expert_slots import ExpertSlots
+from moeserve.models.loading.gpu_weights import GpuAttention, GpuExperts, GpuLayer, GpuMoe, GpuWeights
+from moeserve.models.loading.merged_linear import MergedLinear
+from moeserve.models.loading.pinned_panels import PinnedPanels, panel_bytes
+from moeserve.models.loading.ram_experts import RamExperts, expert_map_of
+from moeserve.placement.expert_cache.policy import DECAY
+from moeserve.quantization import QUANT_TYPES
+from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+from tests.kernels.weights import random_weights
+
+HIDDEN, WIDTH, EXPERTS, SLOTS = 64, 32, 6, 2
+PINNED = 5  # of layer 1: in GPU memory alone
+FLOATS, Q8 = (Type.F32, Type.BF16, Type.F32), (Type.Q8_0, Type.Q8_0, Type.F16)
+
+
+class World:
+    """Two layers with slots, and between them one whose experts are all in RAM."""
+
+    def __init__(self, kinds: tuple[Type, Type, Type]) -> None:
+        self.device, self.stream = torch.device(DEVICE), CpuStream(1)
+        shapes = ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
+        none = torch.zeros(0)
+        ram: list[CpuExperts | None] = []
+        layers: list[GpuLayer] = []
+        self.values = []
+        for layer in range(3):
+            ids = [e for e in (3, 0, 4, 1, 2, 5) if layer != 2 or e != PINNED]
+            weights = [
+                random_weights(kind, EXPERTS, *shape, seed=10 * layer + i)
+                for i, (kind, shape) in enumerate(zip(kinds, shapes, strict=True))
+            ]
+            whole = [w.pack(self.stream) for w in weights]
+            self.values.append([w.values() for w in weights])
+            rows = [np.ascontiguousarray(w.rows) for w in weights]
+            matrices = [
+                self.stream.pack(np.ascontiguousarray(r[ids]), int(kind), (len(ids), *shape))
+                for r, kind, shape in zip(rows, kinds, shapes, strict=True)
+            ]
+            ram.append(CpuExperts(*matrices, expert_map_of(ids, EXPERTS, self.device)))
+            slots = [0, 1] if layer == 0 else [1, PINNED] if layer == 2 else []
+            experts = GpuExperts(*(self._stack(m, slots) for m in whole)) if slots else None
+            router = MergedLinear(empty_planes(QUANT_TYPES[Type.F32], (EXPERTS, HIDDEN), self.device))
+            moe = GpuMoe(none, router, experts, expert_map_of(slots, EXPERTS, self.device))
+            layers.append(GpuLayer(GpuAttention(none, [], None, None, router), moe))
+        self.weights = GpuWeights(None, layers, none, router)
+        self.ram = RamExperts(self.stream, ram)
+        self.maps = ExpertMaps(self.weights, self.ram, EXPERTS, self.device)
+        self.panels = PinnedPanels(ram, self.device)
+        own = [layer.moe.experts for layer in layers if layer.moe is not None]
+        staging = torch.zeros(1 << 18, dtype=torch.uint8, device=self.device)
+        self.slots = ExpertSlots(own, ram, self.panels, staging, self.maps.slots)
+        self.movable = np.ones((3, EXPERTS), np.bool_)
+        self.movable[1], self.movable[2, PINNED] = False, False
+        self.counts = torch.zeros(3, EXPERTS, dtype=torch.int64, device=self.device)
+        self.reads = np.zeros(3, np.int64)  # of the pool
+
+    def _stack(self, matrix: Matrix, ids: list[int]) -> Planes:
+        every = empty_planes(QUANT_TYPES[matrix.type], (EXPERTS, matrix.rows, matrix.cols), "cpu")
+        panels_to_planes(panel_bytes(matrix), every)
+
+        def of(tensor: torch.Tensor) -> torch.Tensor:
+            return (tensor[ids].clone() if tensor.numel() else tensor).to(self.device)
+
+        return Planes(
+            every.type, len(ids), every.rows, every.cols, of(every.codes), of(every.scales), of(every.supers)
+        )
+
+    def check(self) -> None:
+        """On the device every expert has a slot or a place in RAM, and what lies there is the expert."""
+        for index, (layer, in_ram) in enumerate(zip(self.weights.layers, self.ram.layers, strict=True)):
+            assert layer.expert_map is not None
+            assert in_ram is not None
+            slots, places = layer.expert_map.tolist(), in_ram.expert_map.tolist()
+            assert len({s for s in slots if s >= 0}) == sum(s >= 0 for s in slots)
+            for expert, (slot, place) in enumerate(zip(slots, places, strict=True)):
+                assert slot >= 0 or place >= 0, (index, expert)
+                for m, name in enumerate(("gate", "up", "down")):
+                    values = self.values[index][m][expert]
+                    if slot >= 0:
+                        assert layer.moe is not None
+                        assert layer.moe.experts is not None
+                        assert torch.equal(dequantize(getattr(layer.moe.experts, name), slot).cpu(), values)
+                    else:
+                        matrix = in_ram.matrices[m]
+                        there = empty_planes(
+                            QUANT_TYPES[matrix.type], (matrix.experts, matrix.rows, matrix.cols), "cpu"
+                        )
+                        panels_to_planes(panel_bytes(matrix), there)
+                        assert torch.equal(dequantize(there, place), values)
+
+    def cache(self) -> ExpertCache:
+        """Everything that a step misses comes, whether it pays or not."""
+        cache = ExpertCache(
+            self.maps, self.slots, self.movable, self.counts, lambda layers: int(self.reads[layers].sum())
+        )
+        cache.policy = _C.ExpertCachePolicy(self.maps.on_gpu, self.movable, DECAY, -1e9)
+        return cache
+
+    def use(self, layer: int, *experts: int) -> None:
+        """What a step counts, and what the pool does."""
+        self.counts[layer, list(experts)] += 1
+        slots = self.weights.layers[layer].expert_map
+        assert slots is not None
+        self.reads[layer] += int((slots[list(experts)] < 0).sum())
