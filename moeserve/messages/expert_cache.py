@@ -21,7 +21,9 @@ class ExpertCacheCounts(Counts, frozen=True, array_like=True):
             "that stream are not counted.",
         ),
     ] = 0
-    misses: Annotated[int, Metric("counter", "misses", "Experts that a step used and the CPU computed.")] = 0
+    misses: Annotated[
+        int, Metric("counter", "misses", "Experts that a step used and did not find in GPU memory.")
+    ] = 0
     promotions: Annotated[
         int, Metric("counter", "promotions", "Experts brought to GPU memory as the text used them.")
     ] = 0

@@ -93,7 +93,7 @@ class ExpertCacheTotals(TypedDict):
     """Totals of all steps since the start; a step counts each expert of a layer once."""
 
     hits: int  # experts that a step used and found in GPU memory
-    misses: int  # experts that a step used and that the CPU computed
+    misses: int  # experts that a step used and did not find in GPU memory
     promotions: int  # experts copied to GPU memory
     bytes: int  # bytes of the promoted experts' weights
 
