@@ -31,10 +31,18 @@ from moeserve.kernels.planes.books_triton import (
     scale_of,
     with_signs,
 )
-from moeserve.kernels.planes.triton import WORD_ONES, e4m3_numbers, merge_codes, scale_and_min, super_word
+from moeserve.kernels.planes.triton import (
+    BYTE_ONES,
+    WORD_ONES,
+    e4m3_numbers,
+    merge_codes,
+    scale_and_min,
+    super_word,
+)
 from moeserve.quantization.codebook import Signs
 
 INCLUDED = tl.constexpr(int(Signs.INCLUDED))
+HIGH_7 = tl.constexpr(int(Signs.HIGH_7))
 
 
 @triton.jit
@@ -204,7 +212,11 @@ def dot_eights(columns, parts, high, scales, table, j, H: tl.constexpr, F: tl.co
         dots = dp4a_unsigned(q1, x1, dp4a_unsigned(q0, x0, zero)) + (2 * is_plus(high, j, H, F) - 128) * sums
     else:
         if F.signs != INCLUDED:
-            minus = eight_signs(parts[LOW], F, WORD_ONES) >> (8 * H)  # all groups' signs at once
+            if F.signs == HIGH_7:
+                # One group's signs: all groups' at once would keep words in registers beside the indices' bits.
+                minus = eight_signs(signs, F, BYTE_ONES)
+            else:
+                minus = eight_signs(parts[LOW], F, WORD_ONES) >> (8 * H)
             q0, q1 = with_signs(q0, minus), with_signs(q1, minus >> 4)
         dots = dp4a(q1, x1, dp4a(q0, x0, zero))
     return dots

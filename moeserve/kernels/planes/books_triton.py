@@ -25,6 +25,7 @@ _NIBBLES_32 = tl.constexpr(int(BookScales.NIBBLES_32))
 _NIBBLES_16 = tl.constexpr(int(BookScales.NIBBLES_16))
 _HIGH_TOP_3 = tl.constexpr(int(BookScales.HIGH_TOP_3))
 _NONE = tl.constexpr(int(BookScales.NONE))
+_ODD_NIBBLES = tl.constexpr(0x6996)  # bit n: the number of ones in n is odd
 
 
 @triton.constexpr_function
@@ -77,8 +78,11 @@ def eight_signs(signs, F: tl.constexpr, ONES: tl.constexpr):
     else:
         seven = (signs if F.signs == _PACKED_7 else signs >> 1) & (127 * ONES)
         odd = seven ^ (seven >> 4)
-        odd = odd ^ (odd >> 2)
-        out = seven | (((odd ^ (odd >> 1)) & ONES) << 7)
+        if ONES == 1:
+            out = seven | ((_ODD_NIBBLES << 7 >> (odd & 15)) & 128)
+        else:
+            odd = odd ^ (odd >> 2)
+            out = seven | (((odd ^ (odd >> 1)) & ONES) << 7)
     return out
 
 
