@@ -267,6 +267,7 @@ _ALL: Final = (  # a template with the marks of several formats gets the first o
         qwen3_coder.OWN_CALLS,
     ),
     _in_json("hunyuan", (json_lists.HUNYUAN.open,), json_lists.HUNYUAN, json_lists.HUNYUAN_GUIDED),
+    _in_json("nemotron", (json_lists.NEMOTRON.open,), json_lists.NEMOTRON, json_lists.NEMOTRON_GUIDED),
     _in_json("phi4_mini", json_lists.PHI4_MARKS, json_lists.PHI4, json_lists.PHI4_GUIDED),
     _in_json("granite", (json_lists.GRANITE.open,), json_lists.GRANITE, json_lists.GRANITE_GUIDED),
     _mistral("mistral", (mistral.OPEN, mistral.SEPARATOR), mistral.GUIDED),

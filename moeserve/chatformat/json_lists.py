@@ -1,10 +1,12 @@
-"""Calls as a list of JSON objects in a tag, which Granite 3, Phi-4-mini and Hunyuan write:
+"""Calls as a list of JSON objects in a tag, which Granite 3, Phi-4-mini, Hunyuan and Nemotron Nano 2 write:
 
 <|tool_call|>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]
 
 <|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>
 
 <tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>
+
+<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>
 
 Llama 3 and 4 write calls without a tag, or after an opening tag that has no closing tag:
 
@@ -31,6 +33,9 @@ PHI4_GUIDED: Final = list_of_one(PHI4.open, PHI4.close)
 
 HUNYUAN: Final = CallTags("<tool_calls>", "</tool_calls>", following=",", other_following="{", ends=_ENDS)
 HUNYUAN_GUIDED: Final = list_of_one(HUNYUAN.open, HUNYUAN.close)
+
+NEMOTRON: Final = CallTags("<TOOLCALL>", "</TOOLCALL>", following=",", other_following="{", ends=_ENDS)
+NEMOTRON_GUIDED: Final = list_of_one(NEMOTRON.open, NEMOTRON.close)
 
 # `bare`: the usual beginning of a call without a tag. JSON that is not a call stays text.
 LLAMA: Final = CallTags("<|python_tag|>", "", bare='{"name"', following=";", ends=_ENDS)

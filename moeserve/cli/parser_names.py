@@ -22,7 +22,7 @@ _TOOL_CALLS: Final = {
     "minimax_m2": "minimax-m2",
     "hunyuan": "hunyuan_a13b",
     "phi4_mini": "phi4_mini_json",
-    "auto": "openai gpt-oss openai_gptoss gptoss pythonic llama4_pythonic olmo3 step3 ernie45 nemotron internlm "
+    "auto": "openai gpt-oss openai_gptoss gptoss pythonic llama4_pythonic olmo3 step3 ernie45 internlm "
     "interns1 jamba granite-20b-fc granite4 xlam longcat gigachat3 functiongemma minimax "
     "trinity laguna",
 }

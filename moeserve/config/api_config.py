@@ -180,6 +180,7 @@ class ApiConfig(SeveralModelsConfig):
             "phi4_mini",
             "seed_oss",
             "hunyuan",
+            "nemotron",
             "llama",
             "hy_v3",
             "hy_v3_preview",

@@ -234,6 +234,7 @@ PHI4_MINI: Final = """{%- for m in messages %}{{ '<|' + m.role + '|>' + (m.conte
 {%- if m.tool_calls %}CALLS{% endif %}<|end|>
 {%- endfor %}<|assistant|>""".replace("CALLS", "<|tool_call|>" + _LISTED + "<|/tool_call|>")
 HUNYUAN: Final = _TOOLS + _ROLES.replace("CALLS", "\n<tool_calls>" + _LISTED + "</tool_calls>")
+NEMOTRON: Final = _TOOLS + _ROLES.replace("CALLS", "\n<TOOLCALL>" + _LISTED + "</TOOLCALL>")
 LLAMA: Final = (
     """{% if tools %}Respond in the format {"name": function name, "parameters": dictionary of arguments}.
 """
@@ -333,6 +334,7 @@ TEMPLATES: Final = {
     "phi4_mini": PHI4_MINI,
     "seed_oss": SEED_OSS,
     "hunyuan": HUNYUAN,
+    "nemotron": NEMOTRON,
     "llama": LLAMA,
     "hy_v3": HY_V3,
     "hy_v3_preview": HY_V3_PREVIEW,
@@ -354,7 +356,7 @@ _AROUND: Final = {  # an assistant's message
     "mistral": ("[/AVAILABLE_TOOLS]", "</s>"),
     "mistral_json": ("[/AVAILABLE_TOOLS]", "</s>"),
     **dict.fromkeys(("hy_v3", "hy_v3_preview"), ("<|hy_assistant|>", "<|hy_eos|>")),
-    **dict.fromkeys(("granite", "hunyuan", "llama"), ("<|end_of_role|>", "<|end_of_text|>")),
+    **dict.fromkeys(("granite", "hunyuan", "nemotron", "llama"), ("<|end_of_role|>", "<|end_of_text|>")),
 }
 
 

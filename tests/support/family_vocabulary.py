@@ -58,6 +58,7 @@ _TAGS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     ),
     "seed_oss": (_CONTROL, ("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>")),
     "hunyuan": (_USER_DEFINED, ("<tool_calls>", "</tool_calls>")),
+    "nemotron": (_CONTROL, ("<TOOLCALL>", "</TOOLCALL>")),
     "llama": (_CONTROL, ("<|python_tag|>",)),
     "lfm2": (_CONTROL, ("<|tool_call_start|>", "<|tool_call_end|>")),
     "solar_open": (_CONTROL, (*solar_open.WORDS, "<|tool_response|>")),

@@ -12,7 +12,7 @@ from moeserve.chatformat.formats import TOOL_FORMATS
 from tests.support.chat_events import Answer
 from tests.support.written_answers import call, parser_of, read
 
-NAMES: Final = ("hermes", "granite", "phi4_mini", "hunyuan", "mistral_json")
+NAMES: Final = ("hermes", "granite", "phi4_mini", "hunyuan", "nemotron", "mistral_json")
 F: Final = '{"name": "f", "arguments": {"a": "x", "opts": {"k": [1, "}\\n\\n{"]}}}'
 ONE: Final[list[tuple[str, Any]]] = [("f", {"a": "x", "opts": {"k": [1, "}\n\n{"]}})]
 

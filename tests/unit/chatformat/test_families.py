@@ -154,6 +154,12 @@ ONE = "<｜tool▁call▁begin｜>"
             '<tool_call>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]</tool_call>',
             [("f", {}), ("g", {})],
         ),
+        ("nemotron", '<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>', [("f", {})]),
+        (
+            "nemotron",
+            '<TOOLCALL>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
+            [("f", {}), ("g", {})],
+        ),
         ("hunyuan", '\n<tool_calls>\n[{"name": "f", "arguments": {}}]\n</tool_calls>', [("f", {})]),
         ("hy_v3_preview", "<tool_calls><tool_call>f<tool_sep></tool_call></tool_calls>", [("f", {})]),
         (

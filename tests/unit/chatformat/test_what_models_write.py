@@ -125,6 +125,7 @@ def test_a_next_call_closes_the_one_before(name: str) -> None:
         "phi4_mini": "}]<|/tool_call|>",
         "seed_oss": "</function>\n</seed:tool_call>",
         "hunyuan": "}]</tool_calls>",
+        "nemotron": "}]</TOOLCALL>",
         "hy_v3": "</tool_call:opensource>",
         "hy_v3_preview": "</tool_call>",
         "lfm2": ")]",
