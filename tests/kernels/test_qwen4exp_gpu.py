@@ -13,6 +13,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.cli.compare_dumps.compare import Tolerances, compare
 from moeserve.cli.compare_dumps.reader import Dump
+from moeserve.kernels.linear import sliced_k_activations
 from moeserve.models.open import open_model
 from moeserve.models.ranks.rank_share import stage_of, why_undivided
 from moeserve.models.registry import read_checked_shape
@@ -97,14 +98,21 @@ def test_the_plan_leaves_the_table_on_disk_and_counts_its_rows_in_ram(
     assert shown["memory"]["ram_weights"] == open_model(path).tensors[n.LAYER_INPUT_EMBD].nbytes
 
 
-@pytest.mark.slow  # a minute of CPU time under the interpreter
+@pytest.mark.slow  # five minutes of CPU time under the interpreter
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("options", [{}, {"n_gpu_layers": 3}], ids=["all on the GPU", "from the n-grams on"])
 def test_chunks_beside_transformers(
-    path: Path, options: dict[str, object], request: pytest.FixtureRequest
+    path: Path,
+    options: dict[str, object],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ten tokens in one step, of floats, and in chunks of integer products, which hand states over."""
-    if not options:
-        missed = "2.2e-2 on an H200, 2.5e-2 by Triton's interpreter; 2e-2 aimed at"
+    """Ten tokens in one step, of floats, and in chunks of integer products, which hand states over. A GPU rounds the
+    floats to bfloat16, which costs 2.5e-2 by Triton's interpreter; without it 1.9e-4 are left."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(sliced_k_activations, "rounded", lambda a: a)
+    elif not options:
+        missed = "activations in bfloat16: 2.2e-2 on an H200; 2e-2 aimed at"
         request.applymarker(pytest.mark.xfail(reason=missed, strict=False))
     truth = torch.load(path.with_suffix(".pt")).log_softmax(-1)
     expected = torch.tensor([truth[i, token].item() for i, token in enumerate(TOKENS[1:])])
