@@ -83,4 +83,4 @@ def test_certificates_that_cannot_be_read_end_the_start(
     arguments = ["worker", "--listen", "127.0.0.1:0", "--model", str(tiny_model)]
     missing = str(tmp_path / "none.pem")
     assert cli.main([*arguments, "--ssl-certfile", missing, "--ssl-ca-certs", missing]) == 2
-    assert f"--ssl-ca-certs: {missing}: No such file" in caplog.text
+    assert f"--ssl-ca-certs: {missing} cannot be used: No such file" in caplog.text
