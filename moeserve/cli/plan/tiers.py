@@ -43,7 +43,9 @@ def disk_tier_bytes(config: ServerConfig, placement: Placement) -> int:
         )
     if config.kv_disk is None:
         if config.kv_disk_gib is not None:
-            raise ConfigError("--kv-disk-gib: has no effect without --kv-disk; add it, or leave this out")
+            raise ConfigError(
+                "--kv-disk-gib: has no effect without --kv-disk; add --kv-disk, or leave --kv-disk-gib out"
+            )
         return 0
     return int((DEFAULT_GIB if config.kv_disk_gib is None else config.kv_disk_gib) * GIB)
 

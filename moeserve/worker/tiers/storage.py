@@ -142,7 +142,9 @@ def claim_directory(config: ServerConfig) -> DiskDirectory | None:
         )
     if config.kv_disk is None:
         if config.kv_disk_gib is not None:
-            raise ConfigError("--kv-disk-gib: has no effect without --kv-disk; add it, or leave this out")
+            raise ConfigError(
+                "--kv-disk-gib: has no effect without --kv-disk; add --kv-disk, or leave --kv-disk-gib out"
+            )
         return None
     if config.prefix_cache == "off":
         raise ConfigError(

@@ -204,7 +204,7 @@ def test_the_disk_tier(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     without = ("--model", str(tiny_model), "--device", "cpu")
     assert run(capsys, *without)["tiers"] == {}
     assert "no RAM tier on the CPU engine" in fails(capsys, *without, "--kv-ram", "2")
-    assert "has no effect without --kv-disk" in fails(capsys, *without, "--kv-disk-gib", "2")
+    assert "add --kv-disk, or leave --kv-disk-gib out" in fails(capsys, *without, "--kv-disk-gib", "2")
     assert "--prefix-cache off switches off" in fails(capsys, *flags, "--prefix-cache", "off")
     assert run(capsys, *flags, "--prefix-cache", "per-key")["tiers"]["disk"]["tokens"] == disk["tokens"]
 

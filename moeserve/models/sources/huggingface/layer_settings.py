@@ -83,7 +83,8 @@ def windows(rule: WindowRule | None) -> Derived:
             if types is not None and SLIDING in types:
                 raise ModelError(
                     path,
-                    f"'layer_types' has {SLIDING!r}, and 'use_sliding_window' is false: leave the wrong one out",
+                    f"'layer_types' has {SLIDING!r}, but 'use_sliding_window' is not true (or 'sliding_window' is "
+                    "missing): set both, or leave 'layer_types' out",
                 )
             return {}
         most = integer(path, config, "max_window_layers", _MAX_WINDOW_LAYERS, low=0)
