@@ -126,8 +126,7 @@ class ApiConfig(SeveralModelsConfig):
         "Network",
         "maximum number of idle connections per client address (IPv6: per /64 network); if there are more, "
         "the one that has been idle for longest is closed. Lower it if single clients hold connections that "
-        "others need; the server accepts --max-num-seqs + --max-num-queued-reqs + 256 connections in all "
-        "(default: 128 fewer than that)",
+        "others need (default: --max-num-seqs + --max-num-queued-reqs + 128; the server accepts 128 more in all)",
         low=1,
         high=1 << 20,
     )
@@ -228,9 +227,9 @@ class ApiConfig(SeveralModelsConfig):
         "ignore",
         "Chat",
         "request fields that the server does not know. ignore: drop them; the log names each once, and "
-        "the answer's header x-moeserve-ignored-fields names only dropped tools and parts of the history; warn: drop "
-        "them; the log and the header name all of them for each request; error: refuse the request with a 400, which "
-        "finds misspelt fields",
+        "the answer's header x-moeserve-ignored-fields names dropped tools and dropped parts of the history, but no "
+        "other fields; warn: drop them; the log and the header name up to 16 of them for each request; error: refuse "
+        "the request with a 400, which finds misspelt fields",
         choices=("ignore", "warn", "error"),
     )
     mcp_servers: tuple[str, ...] = option(

@@ -23,8 +23,9 @@ class OperationConfig(EngineConfig):
     log_level: str = option(
         "info",
         "Server",
-        "least severe messages to log. warning: only what needs attention; info: also one line per request; debug: "
-        "also a line from each process that handles the request. Raise it to warning to leave the line per request out",
+        "least severe messages to log. error: only failures; warning: also what needs attention; info: also one line "
+        "per request; debug: also a line from each process that handles the request. Choose warning to omit the line "
+        "per request",
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = option(
@@ -46,8 +47,8 @@ class OperationConfig(EngineConfig):
         None,
         "Server",
         "write the results of each layer in the first steps (--debug-dump-steps) to this new folder, for "
-        "`moeserve compare-dumps`, which finds where two runs begin to differ (the prompts can be "
-        "reconstructed from it; default: none)",
+        "`moeserve compare-dumps`, which finds where two runs begin to differ. Prompts can be reconstructed "
+        "from the folder: keep it private (default: none)",
         metavar="PATH",
     )
     debug_dump_steps: int | None = option(

@@ -48,9 +48,10 @@ class ServerConfig(OperationConfig):
     mmproj: str | None = option(
         None,
         "Model",
-        "the model's vision tower, which lets chats contain pictures: an mmproj GGUF file, or auto: the "
-        "one beside the model file or in the model's folder of safetensors. On the CPU or one GPU "
-        "(default: none; users' pictures are refused, and a note takes the place of others)",
+        "the model's vision tower, which lets chats contain pictures: an mmproj GGUF file, a folder of safetensors, or "
+        "auto: the only mmproj file beside the model, or the tower in the model's own folder of safetensors. On the "
+        "CPU or one GPU (default: none; pictures in users' messages are refused, those in tools' results and "
+        "assistants' messages are replaced by a note)",
         metavar="FILE",
     )
     mmproj_device: str = option(
@@ -86,8 +87,10 @@ class ServerConfig(OperationConfig):
     video_max_tokens: int = option(
         4096,
         "Model",
-        "shrink videos to at most N tokens, all frames together, and every two frames to at most 768; more show more "
-        "detail, but are read more slowly and take room in the KV pool (Qwen recommends 12288)",
+        "at most N tokens for all frames of a video together, and 768 for each pair of frames. If N is small, files "
+        "lose frames, and a video that is a list of too many pictures is refused. A larger N shows more detail, but "
+        "videos are read more slowly and take room in the KV pool (Qwen recommends 12288). Only Qwen's towers read "
+        "videos",
         low=4,
         high=16384,
         metavar="N",
@@ -171,7 +174,8 @@ class ServerConfig(OperationConfig):
         None,
         "Capacity",
         "size of the KV pool: the tokens that all running requests and the prefix cache may hold together. "
-        "Lower it to leave memory to other programs (default: what fits into free memory, at most "
+        "Lower it to leave memory to other programs; raise it for longer or more requests (default: on the CPU half of "
+        "the memory that the weights leave; on a GPU a quarter, or more if the experts leave more; at most "
         "--max-num-seqs x --max-model-len)",
         low=64,
         high=1 << 28,
@@ -320,15 +324,15 @@ class ServerConfig(OperationConfig):
         None,
         "Network",
         "compute on another machine, where `moeserve worker` listens at this address; needs "
-        "--worker-ssl-certfile and --worker-ssl-ca-certs. --model must name the same model on this "
-        "machine, where a file with the header alone, without weights, is enough (default: none; compute "
-        "on this machine)",
+        "--worker-ssl-certfile and --worker-ssl-ca-certs. This machine needs --model, too: the same "
+        "file, or only its header, without weights (default: none; compute on this machine)",
         metavar="HOST:PORT",
     )
     worker_ssl_certfile: str | None = option(
         None,
         "Network",
-        "this server's certificate for --worker, a PEM file; required with --worker (default: none)",
+        "certificate by which this server identifies itself to the worker (PEM); required with --worker (default: "
+        "none)",
         metavar="PATH",
     )
     worker_ssl_keyfile: str | None = option(
@@ -337,7 +341,6 @@ class ServerConfig(OperationConfig):
     worker_ssl_ca_certs: str | None = option(
         None,
         "Network",
-        "certificates (PEM) of the authority that must have signed the worker's certificate; required with "
-        "--worker (default: none)",
+        "CA certificates (PEM) by which the worker's certificate is checked; required with --worker (default: none)",
         metavar="PATH",
     )
