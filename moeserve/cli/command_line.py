@@ -293,7 +293,8 @@ def _check_image_tokens(config: ServerConfig) -> None:
 
 def find_tower(mmproj: str | None, model: Path) -> str | None:
     """Returns --mmproj as a path. "auto": the only mmproj file beside the model, or the folder whose config.json has a
-    vision tower. Raises ConfigError, ModelError."""
+    vision tower. Raises FileError if there is no such file or tower, or several; ModelError if the folder's config.json
+    cannot be read."""
     if mmproj is None:
         return None
     # Imported here, because the readers of folders import numpy, which the launcher does not need.

@@ -71,8 +71,10 @@ class LoadedAdapters:
                 self._pool.set_adapters(model, names)
 
     async def model_for(self, path: str, query_model: str | None, body: bytes) -> PooledModel:
-        """Returns the model whose server a request to load or unload an adapter is for. Raises ApiError with status 404
-        if no model has the adapter to unload, 400 if its name is another model's, and for a body of another form."""
+        """Returns the model whose server a request to load or unload an adapter is for. Raises ApiError: 404 if no
+        model has the adapter to unload or the named model is unknown, 403 if several models are served and none has
+        --lora-dir, 400 if the adapter's name is another model's, if its model is not clear, and for a body of another
+        form; with several models also as `_base_within`."""
         self.look()
         asked = _named_in(body)
         named = query_model or asked.base_model_name
@@ -132,7 +134,8 @@ class LoadedAdapters:
         raise invalid("base_model_name", message)
 
     async def _base_within(self, lora_dir: str, path: str) -> str:
-        """Returns the base model that the files at `path` name. Raises ApiError."""
+        """Returns the base model that the files at `path` name; "" if they name none. Raises ApiError as
+        `path_within` does, and 503 if the file system does not answer."""
         try:
             return await self._looks.look((lora_dir, path), lambda: _base_of(path_within(lora_dir, path)))
         except TimeoutError:

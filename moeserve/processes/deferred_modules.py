@@ -1,7 +1,7 @@
 """Defers the loading of modules of other packages until an attribute of theirs is used.
 
-Unlike `importlib.util.LazyLoader`, access to attributes that every module has (`__file__`, `__spec__`) does not load
-the module: `inspect` reads these from all modules.
+`importlib.util.LazyLoader` loads at any access. Here, names that begin with `__` never load the module, because
+`inspect` reads them from all modules: those that are not set yet, such as `__version__`, raise AttributeError.
 """
 
 from __future__ import annotations

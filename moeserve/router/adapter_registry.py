@@ -47,8 +47,8 @@ class _Entry(msgspec.Struct):
 
 
 class AdapterRegistry:
-    """Keeps the list and tells both sides of its changes: the caller sends `due` to the worker and `take_messages` to
-    httpserver. All times are seconds of the caller's clock."""
+    """Keeps the list of LoRA adapters. The caller sends what `due` returns to the worker, and what `take_messages`
+    returns to httpserver. All times are seconds of the caller's clock."""
 
     def __init__(
         self,

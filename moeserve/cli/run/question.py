@@ -18,8 +18,9 @@ class NoQuestion(UserError):
 
 
 def read_question(asked: str, stdin: TextIO | None, pictures: list[Picture]) -> str:
-    """Returns the piped text followed by `asked`; a piped picture is added to `pictures`. Raises NoQuestion, or another
-    UserError if standard input is neither text nor a picture."""
+    """Returns the piped text followed by `asked`; a piped picture is added to `pictures`. On a terminal, without
+    `asked`, prompts for the question and blocks until Ctrl-D. Raises NoQuestion if there is no text, piped or asked,
+    and no picture; another UserError if standard input is neither text nor a picture, or has more than 32 MiB."""
     data = b""
     if stdin is not None and _is_piped(stdin):
         data = stdin.buffer.read(MOST_PIPED_BYTES + 1)

@@ -252,8 +252,8 @@ def _arrivals(args: argparse.Namespace) -> tuple[float, float]:
 
 
 def objectives_from(args: argparse.Namespace) -> dict[str, float]:
-    """Returns the latency objectives of the arguments. Raises ConfigError for an unknown metric, or a limit that is no
-    finite number."""
+    """Returns the latency objectives of the arguments. Raises ConfigError for an unknown metric, a limit that is no
+    finite number, --save-detailed without --save-result, and a --plot that does not end in .svg."""
     if args.save_detailed and args.save_result is None:
         raise ConfigError("--save-detailed has no effect without --save-result; add that, or leave this out")
     if args.plot is not None and args.plot.suffix != ".svg":

@@ -1,7 +1,7 @@
 """Synthetic workloads: one shape with a few parameters, and the presets and cases that `--dataset-name` names.
 
-Every parameter applies to every preset, and they can be combined: a single request is a session of one turn, a shared
-prefix is a prefix with few groups, and a long prompt among short ones is a turn of another length.
+All presets are values of the same parameters: a single request is a session of one turn; sessions of a group share a
+prefix; every n-th request may be long. `options.py` refuses parameters that have no effect without another one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """LinePace limits how fast lines of batches begin while other answers are in progress.
 
 The router gives background requests a small share of the engine's time. It does not see a line's costs in this process:
-reading, templates, tokenising, parsing and writing. With a small model these costs exceed the engine's. So the event
-loop's time for each line is added to a debt. The debt falls by LINE_SHARE seconds per second, and no line begins while
-there is debt. If there are no other answers, lines begin at once.
+reading, templates, tokenising, parsing and writing. With a small model these costs exceed the engine's. So
+twice the event loop's time for a line is added to a debt, at most MAX_DEBT_S; it stands for other processes, too. The
+debt falls by LINE_SHARE seconds per second, and no line begins while there is debt. From LINGER_S after the last other
+answer on, lines begin at once.
 """
 
 from __future__ import annotations

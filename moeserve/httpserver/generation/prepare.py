@@ -25,8 +25,9 @@ from moeserve.httpserver.generation.usage import UsageTally
 
 
 async def prepare(service: Service, asked: Asked) -> PreparedRequest:
-    """Resolves the request against the model and freezes it. Raises ApiError with status 400 for a field that this
-    model or server cannot follow, 503 if there is no room."""
+    """Resolves the request against the model and freezes it. Raises ApiError: 400 for a field that this model or
+    server cannot follow, 404 for an unknown model, 503 if there is no room or the engine is not ready, 504 if pictures
+    or PDFs are not read in time."""
     served = service.ready(asked.model)
     check_room(asked, service.max_generations, service.engine.room, served.max_num_seqs)
     resolved = await _resolve(service, served, asked)

@@ -77,8 +77,9 @@ class BeamFields(RequestModel):
     ] = 0.0
 
     def beam_params(self, n: int) -> BeamParams | None:
-        """Returns the beam search that the fields ask for, with `n` answers; None if they ask for none. The beam
-        search's `key` is replaced later. Raises PydanticCustomError if the fields contradict each other."""
+        """Returns the beam search that the fields ask for, with `n` answers; None if they ask for none. Its
+        `key` and `choice` are placeholders, filled in for each request. Raises PydanticCustomError if the fields
+        contradict each other."""
         if not self.use_beam_search:
             for name in _ONLY_WITH_BEAMS:
                 if name in self.model_fields_set:

@@ -40,8 +40,8 @@ def map_version(path: Path) -> tuple[mmap.mmap, FileVersion]:
 
 
 def drop_cached(path: Path, version: FileVersion, start: int, end: int) -> None:
-    """Removes bytes start .. end of a file from the system's page cache, but for pages that a process has mapped. Does
-    nothing for another file of this path, or where the system cannot."""
+    """Removes bytes start .. end of a file from the system's page cache, except pages that a process has mapped. Does
+    nothing if the path now has another file than `version`, or on systems without this call."""
     try:
         with open(path, "rb", opener=_open_regular) as file:
             if FileVersion.of(file.fileno()) == version:

@@ -41,12 +41,13 @@ class ServedAdapters:
 
     async def load(self, name: str, path: Path, *, replaces: bool) -> str:
         """Loads an adapter. Returns a sentence for the client once requests may name the adapter. Raises ApiError with
-        status 400 for files that cannot be served, 503 if the engine does not answer."""
+        the status of the router's answer, such as 400 for files that cannot be served; 503 if the engine does not
+        answer or is restarted."""
         return await self._ask(LoadAdapter(self._next_ticket(), name, os.fspath(path), replaces))
 
     async def unload(self, name: str) -> str:
         """Unloads an adapter. Returns a sentence for the client once no request may name the adapter. Raises
-        ApiError."""
+        ApiError with the status of the router's answer, such as 404 for an unknown adapter; 503 as `load`."""
         return await self._ask(UnloadAdapter(self._next_ticket(), name))
 
     async def _ask(self, order: LoadAdapter | UnloadAdapter) -> str:

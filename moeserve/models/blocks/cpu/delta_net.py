@@ -1,8 +1,8 @@
 """Computes x += output(norm(delta_rule(conv(qkv))) * silu(z)), with qkv, z, b and a projected from norm(x); queued on
 the pool's stream.
 
-Some models' output gate is sigmoid(z), among them Kimi Delta Attention, which may compute a, or a and z, by two
-products each, through low-rank vectors f and g.
+Some models' output gate is sigmoid(z), among them Kimi Delta Attention. It may compute a (through f), and also z
+(through g), by two products with a low-rank vector between them.
 """
 
 from __future__ import annotations

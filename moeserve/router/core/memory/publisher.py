@@ -10,8 +10,8 @@ from moeserve.router.core.memory.window_memory import WindowMemory
 
 
 class Publisher:
-    """Moves slots of running requests into the prefix tree. Together with `KvMemory` the only writer of a
-    request's `node` and `num_shared`."""
+    """Moves slots of running requests into the prefix tree. Only this class and `KvMemory` write a request's `node`
+    and `num_shared`."""
 
     def __init__(
         self, tree: RadixCache, pool: TokenPool, windows: WindowMemory | None, *, exchanges: bool

@@ -55,8 +55,8 @@ class Preemption:
             self._batch.preempt(victim)
 
     def for_others(self, request: Request) -> None:
-        """Preempts background requests, the youngest first, until `request`, which is not a background request, may be
-        bound or no victim is left."""
+        """Preempts background requests, the youngest first, for a `request` that is no background request. Stops when
+        it may be bound, must wait for another reason, or no victim is left."""
         while not self._batch.may_bind(request) and not self._batch.must_wait(request):
             running = self._batch.running.values()
             victims = [one for one in running if one.is_background and one.state in PREEMPTIBLE]
