@@ -98,4 +98,5 @@ class CachePages:
 
 
 def index_of(slots: Slots) -> Tensor:
+    """Returns the slots as an index: int64 [len(slots)], in RAM."""
     return torch.from_numpy(slots.astype(np.int64))

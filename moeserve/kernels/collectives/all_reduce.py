@@ -30,7 +30,8 @@ class FromFirst:
         self._rank = rank
 
     def __call__(self, x: Tensor) -> None:
-        """Like `AllReduce`, for int32 x whose numbers are exact in float32."""
+        """Replaces x by the first rank's x, in place. x: int32, contiguous, with numbers that float32 has exactly.
+        To be called as an `AllReduce`."""
         if self._rank:
             x.zero_()
         self._all_reduce(x)
@@ -43,6 +44,7 @@ class ProcessGroupSum:
         self._group = group
 
     def takes(self, x: Tensor) -> bool:
+        """Returns whether x can be summed: always."""
         return True
 
     def __call__(self, x: Tensor) -> None:

@@ -25,6 +25,7 @@ class OneShotSum:
         self._group = group
 
     def takes(self, x: Tensor) -> bool:
+        """Returns whether x can be summed: by its dtype, its alignment and the size of the shared memory."""
         is_possible = x.dtype in TYPES and x.nbytes % (ALIGNMENT * self._group.size()) == 0
         return is_possible and x.nbytes <= len(self._shared)
 

@@ -56,6 +56,7 @@ class PushSum:
         self._calls = torch.zeros(MAX_NUMBERS // BLOCK, dtype=torch.int32, device=inbox.device)
 
     def takes(self, x: Tensor) -> bool:
+        """Returns whether x can be summed: at most MAX_NUMBERS numbers."""
         return x.numel() <= MAX_NUMBERS
 
     def __call__(self, x: Tensor) -> None:

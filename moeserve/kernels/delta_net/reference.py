@@ -83,6 +83,7 @@ def causal_conv(
 
 
 def l2_normalize(x: Tensor) -> Tensor:
+    """Returns x divided by the L2 norm of its last dimension, of x's shape and dtype."""
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + L2_EPS)
 
 

@@ -51,7 +51,8 @@ def quad_gemm_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Like gemm.gemm_kernel for one matrix, with blocks of routes; x in quad order."""
+    """Computes out[route] = W x[route], [.., ROWS], for blocks of routes; x in quad order. Other arguments as for
+    gemm.gemm_kernel, with one matrix."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -77,7 +78,8 @@ def gated_quad_gemm_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, FORM: tl.constexpr,
     TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Like gemm.gated_gemm_kernel; x and out in quad order, so the matrices' rows are taken in that order."""
+    """Writes gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; x and out are in
+    quad order, so the matrices' rows are taken in that order. Other arguments as for gemm.gated_gemm_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -299,8 +299,8 @@ def sliced_k_gemm_kernel(
     TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Like gemm.gemm_kernel: out[i] = W x[i], [.., ROWS + SECOND_ROWS]; an optional second matrix gives the last
-    columns. Grid (row tiles of W, then of the second matrix; blocks of BM tokens or routes)."""
+    """Computes out[i] = W x[i], as gemm.gemm_kernel does: [.., ROWS + SECOND_ROWS]; an optional second matrix gives the
+    last columns. Grid (row tiles of W, then of the second matrix; blocks of BM tokens or routes)."""
     block, tile = tl.program_id(1), tl.program_id(0)
     TILES: tl.constexpr = (ROWS + BN - 1) // BN
     STRIDE: tl.constexpr = ROWS + SECOND_ROWS
@@ -362,7 +362,7 @@ def gated_sliced_k_gemm_kernel(
     BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr,
     RB: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Like gemm.gated_gemm_kernel."""
+    """Writes gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out; see gemm.gated_gemm_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -37,8 +37,8 @@ def shrink_small_batch_kernel(
     SLOT_STRIDE: tl.constexpr, RANK: tl.constexpr, FLOAT: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Like triton.shrink_kernel, for rows x [n, COLS] of floats. Grid (programs that take the ranks' tiles of BR in
-    turn, PARTS, n)."""
+    """Computes shrunk[row, part] = A x[row], float32 [n, PARTS, RANK], up to the adapter's rank, for rows x [n, COLS]
+    of floats; see triton.shrink_kernel. Grid (programs that take the ranks' tiles of BR in turn, PARTS, n)."""
     if PDL:
         gdc_launch_dependents()
     tile, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -83,7 +83,8 @@ def expand_small_batch_kernel(
     PARTS: tl.constexpr, SLOT_STRIDE: tl.constexpr, RANK: tl.constexpr, FLOAT: tl.constexpr, BN: tl.constexpr,
     BR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Like triton.expand_kernel with ADDS. Grid (the outputs' tiles of BN columns, n)."""
+    """Adds B shrunk[row, part] to row `row` of the part's output; see triton.expand_kernel with ADDS. Grid (the
+    outputs' tiles of BN columns, n)."""
     if PDL:
         gdc_launch_dependents()
     TILES: tl.constexpr = (ROWS + BN - 1) // BN

@@ -100,7 +100,8 @@ def join_step(
 
 
 def join_rows(x: Tensor, states: Tensor, norms: JoinNorms, count: Tensor, joined: Tensor) -> None:
-    """Like `join_step`, but `states` already has the state before each row: float32 [n, hidden]."""
+    """Computes joined[i] = [norm of x[i], norm of states[i]] for i < count[0]: float32 [n, 2 * hidden]. x: float32
+    [n, hidden]; states: float32 [n, hidden], the hidden state before each row."""
     n, hidden = x.shape
     join_kernel(
         (n,), x, states, None, None, None, None, norms.token, norms.state, count, joined, 0, hidden,

@@ -128,8 +128,9 @@ def larger(a, b):
 
 @triton.jit
 def dequantize_words(words, scales, ROWS: tl.constexpr, SIZE: tl.constexpr, IS_FP8: tl.constexpr):
-    """Like `dequantize_kv`, for four codes in each int32, [ROWS, SIZE / 4]; returns columns in the order of
-    `by_halves`. So each thread writes to shared memory next to its neighbours, without bank conflicts."""
+    """Converts codes to float16 [ROWS, SIZE], with columns in the order of `by_halves`. So each thread writes to shared
+    memory next to its neighbours, without bank conflicts. words: int32 [ROWS, SIZE / 4], four codes each; scales: as
+    for `dequantize_kv`."""
     bits = scales.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     groups: tl.constexpr = scales.shape[1]
     words = tl.reshape(words, [ROWS, groups, SIZE // groups // 4])

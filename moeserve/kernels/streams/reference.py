@@ -38,6 +38,7 @@ def read(x: Tensor, w: StreamMix, eps: float) -> tuple[Tensor, Tensor | None]:
 
 
 def scaled_silu(x: Tensor, factor: float) -> Tensor:
+    """Returns silu(factor * x), of x's shape, float64."""
     return torch.nn.functional.silu(x.double() * factor)
 
 

@@ -29,6 +29,7 @@ class PinnedPanels:
             self._pin()
 
     def of(self, layer: int) -> list[Tensor]:
+        """Returns the panels of a layer's own matrices: uint8, in RAM."""
         panels = self.layers[layer]
         assert panels is not None
         return panels

@@ -110,7 +110,8 @@ class Sandbox:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def run_sync(self, work: Callable[[], T]) -> T:
-        """Like `run`, but blocks; do not call it on an event loop's thread."""
+        """Runs `work()` on the sandbox's thread and returns its result. Blocks; do not call it on an event loop's
+        thread."""
         return self._thread.submit(work).result()
 
     def close(self) -> None:
@@ -143,8 +144,8 @@ class Sandbox:
             raise self._unavailable(how) from error
 
     def ask_or_ask_another(self, frame: bytes, stage: str) -> bytes:
-        """Like `ask`, but starts the process if none runs. If the process is lost, asks a second one, because the first
-        may have been killed to free memory for another process."""
+        """Returns the process's reply to a frame, as `ask` does, and starts the process if none runs. If the process is
+        lost, asks a second one, because the first may have been killed to free memory for another process."""
         if self.is_running:
             with suppress(SandboxLost):
                 return self.ask(frame, stage)

@@ -67,6 +67,7 @@ class TowerWeights:
         return self._weights[name]
 
     def pop(self, name: str) -> Tensor:
+        """Removes the tensor `name` and returns it."""
         values = self[name]
         del self._weights[name]
         return values

@@ -48,11 +48,13 @@ class RotaryPositions:
         return self.at(layout, layout.position)
 
     def at(self, layout: StepLayout, indices: Int32s) -> Int32s:
-        """Like `of_step`, for other tokens of the rows' sequences. indices: int32 [n]."""
+        """Returns the positions of other tokens of the rows' sequences: int32 [n], or [3, n], as `of_step` does.
+        indices: int32 [n], of the tokens in their sequences."""
         return self._found(layout.req_slot, layout.offset, layout.count, indices)
 
     def of_tokens(self, slots: Int32s, indices: Int32s) -> Int32s:
-        """Like `of_step`, for one token of each of these request slots. indices: int32 [n]."""
+        """Returns the positions of one token of each of these request slots: int32 [n], or [3, n], as `of_step` does.
+        slots, indices: int32 [n]."""
         return self._found(
             slots, np.arange(len(slots), dtype=np.int32), np.ones(len(slots), np.int32), indices
         )

@@ -81,8 +81,8 @@ def _project(
 def _project_kimi(
     shape: GatedDeltaNetShape, w: GpuDeltaNet, count: Tensor, s: GpuWorkspace
 ) -> tuple[Tensor, Tensor, Gates]:
-    """Like `_project` for Kimi: q, k and v have separate matrices of different types, and a and z may take two products
-    each."""
+    """Launches the products of s.y for Kimi. Returns qkv, z and the gates. q, k and v have separate matrices of
+    different types, and a and z may take two products each."""
     delta = s.delta
     assert delta is not None
     assert delta.kimi is not None

@@ -199,8 +199,9 @@ class GpuDraftingBlock(ABC):
         torch.index_select(self._kept.states, 0, self.chain.req_slots[:size], out=self._chain_states[:size])
 
     def begin_after_step(self, size: int, step: SampledStep) -> None:
-        """Like `begin`, but directly after a step whose tokens are only on the GPU: fills in tokens, positions and KV
-        slots of the uploaded `chain`, and stores the hidden states before them as the requests' kept states."""
+        """Launches the input states of the first link directly after a step whose tokens are only on the GPU: fills in
+        tokens, positions and KV slots of the uploaded `chain`, and stores the hidden states before them as the
+        requests' kept states."""
         c = self.chain
         states = self._chain_states[:size]
         start_after_step(step, c.sampled, self._states, c.req_slots, c.count, c.rows, states, self._kept)

@@ -25,4 +25,5 @@ def upload(rows: Tensor, into: Tensor) -> None:
 
 
 def numbers(count: int, device: torch.device) -> Tensor:
+    """Returns 0 .. count - 1: int32 [count], on the device."""
     return torch.arange(count, dtype=torch.int32, device=device)

@@ -49,6 +49,7 @@ def dense_workspace(
 
 
 def integer_rows(views: dict[str, Tensor], name: str) -> IntegerRows:
+    """Returns the buffers `name`, `name`_sums and `name`_factors of the workspace as rows of integers."""
     return IntegerRows(views[name], views[f"{name}_sums"], views[f"{name}_factors"])
 
 

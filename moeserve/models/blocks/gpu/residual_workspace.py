@@ -51,6 +51,7 @@ StreamsWorkspace = GatedStreamsWorkspace | SinkhornWorkspace | AttendedWorkspace
 
 
 def streams_workspace(views: dict[str, Tensor], shape: ResidualStreams) -> StreamsWorkspace:
+    """Returns the workspace of this kind of residual streams, on buffers of `views`."""
     if isinstance(shape, AttentionResiduals):
         return AttendedWorkspace()
     if isinstance(shape, SinkhornConnections):

@@ -31,7 +31,8 @@ class Publisher:
             self._with_windows(request, end, self._windows)
 
     def _with_windows(self, request: HeldSequence, end: int, windows: WindowMemory) -> None:
-        """Like `publish`, and creates a window segment at each snapshot point on the way."""
+        """Moves the slots into the tree, as `publish` does, and creates a window segment at each snapshot point on the
+        way."""
         stays = end - windows.window + 1 if end == request.target else None
         for point in windows.passed_points(request, end):
             position, kind = point

@@ -91,7 +91,7 @@ class RadixCache:
         return self._acquire(root, self._usable(root, tokens))
 
     def acquire_kv(self, namespace: Namespace, tokens: bytes) -> Node:
-        """Like `acquire`, but ignores snapshots; for callers that do not compute from the prefix."""
+        """References the longest prefix, whatever its snapshots; returns its last node. Not to compute from it."""
         root = self._root(namespace)
         return self._acquire(root, list(walk(root, tokens)))[0]
 
@@ -127,9 +127,9 @@ class RadixCache:
         return child
 
     def adopt(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[Node, array[int]] | None:
-        """Like `extend`, but the tree may already have the first of `tokens`, or all of them. Nodes that exist already
-        get the new slots, and their old slots are returned for the caller to free. Returns None if another request
-        references such a node; the caller then keeps the slots."""
+        """Moves the slots of `tokens` into the tree, after `node`; it may already have the first of them, or all. Nodes
+        that exist already get the new slots. Returns the last node and the old slots, which the caller must free; None
+        if another request references such a node: the caller then keeps the slots."""
         path = list(walk(node, tokens))
         if any(child.refs for child, _ in path):
             return None

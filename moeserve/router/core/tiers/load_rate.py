@@ -46,8 +46,8 @@ class LoadRates:
         return sum(self._times(num_bytes)) < (recompute_ms or MOST_MS)
 
     def admits(self, num_bytes: Sequence[int], recompute_ms: float) -> bool:
-        """Like `pays`, for a load that would start now. Occasionally returns True although the load does not pay, to
-        measure the slowest tier."""
+        """Returns whether a load that would start now may start: if it `pays`. Occasionally returns True although the
+        load does not pay, to measure the slowest tier."""
         if self.pays(num_bytes, recompute_ms):
             return True
         ms = self._times(num_bytes)

@@ -164,10 +164,13 @@ class CpuEngine:
         return self._sampler.prompt_logprobs(self._logits(span.logit_rows), span.targets, span.top_n)
 
     def logits(self, layout: StepLayout, first: int) -> Tensor:
+        """Returns the logits of up to `logit_rows` of the last step's sampled rows, from the `first` on: float32 [rows,
+        vocab]."""
         self._last_logits = self._logits(layout.sampled_rows[first : first + self.logit_rows])
         return self._last_logits
 
     def logits_of(self, rows: Int32s) -> Tensor:
+        """Returns the logits of these rows of the last step: float32 [len(rows), vocab]."""
         return self._logits(rows)
 
     def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> None:

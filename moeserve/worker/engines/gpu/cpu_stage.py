@@ -44,7 +44,8 @@ class CpuStage:
         return self._model.x
 
     def copy_states(self, pairs: Int32s) -> None:
-        """Like `CpuDecoder.copy_states`; call it before `compute`."""
+        """Launches copies between slots of recurrent state. pairs: int32 [n, 2] (source, target). Call it before
+        `compute`."""
         self._model.copy_states(torch.from_numpy(pairs.copy()))
 
     def commit_states(self, slots: Int32s, first: Int32s, accepted: Int32s) -> None:
@@ -72,7 +73,7 @@ class CpuStage:
         np.random.default_rng(0).standard_normal(dtype=np.float32, out=x)
 
     def forget(self, kv_slots: list[int], window_slots: list[int] | None = None) -> None:
-        """Like `CpuDecoder.forget`."""
+        """Clears these KV slots and the read counts; see `CpuDecoder.forget`."""
         self._model.forget(kv_slots, window_slots)
 
     @property

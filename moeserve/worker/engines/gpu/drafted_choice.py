@@ -42,6 +42,8 @@ class DraftedChoice:
     def sample_from(
         self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
     ) -> tuple[Int32s, list[TokenLogprob | None]]:
+        """Samples one token for each row of `logits` (float32 [rows, vocab]). slots: int32 [rows], the rows' request
+        slots. Waits; returns the tokens, int32 [rows], and the log-probabilities that requests ask for."""
         count, on_device = self._bring(slots)
         self._choice.launch(_aligned(logits, on_device, count), slots, masks)
         return self._choice.read()

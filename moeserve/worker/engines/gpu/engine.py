@@ -269,6 +269,8 @@ class GpuEngine:
         return [entry for entry in scores.read([span.top_n] * n) if entry is not None]
 
     def logits(self, layout: StepLayout, first: int) -> Tensor:
+        """Returns the logits of up to `logit_rows` of the last step's sampled rows, from the `first` on: float32 [rows,
+        vocab], on the GPU."""
         n = min(len(layout.sampled_rows) - first, self.logit_rows)
         size = self._step.size if self._has_logits else padded_size(n, self._model.head_sizes)
         rows, slots, count = self._step.head(first // self.logit_rows, size)
@@ -280,6 +282,7 @@ class GpuEngine:
         return logits[:n]
 
     def logits_of(self, rows: Int32s) -> Tensor:
+        """Returns the logits of these rows of the last step: float32 [len(rows), vocab], on the GPU."""
         n = len(rows)
         if self._has_logits and n == self._num_sampled:  # all sampled rows, in the head's order
             return self._graphs.logits[self._step.size][:n]

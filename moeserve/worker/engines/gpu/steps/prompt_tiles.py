@@ -43,4 +43,5 @@ def tiles_of(
 
 
 def tiles_on(device: torch.device, tiles: list[Int32s]) -> tuple[Tensor, ...]:
+    """Launches the copy of each form's tiles, int32 [tiles, 4], to the device. Returns the copies."""
     return tuple(pinned_copy(of_form, device) for of_form in tiles)

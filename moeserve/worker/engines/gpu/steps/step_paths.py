@@ -17,8 +17,8 @@ class StepPaths:
         self._decode: dict[tuple[object, ...], StepPath] = {}  # by the key of `path`
 
     def path(self, step: StepShape) -> StepPath:
-        """Like `path_of`, but cached for steps with one row per sequence: their host time matters, and each needs its
-        path twice."""
+        """Returns the path of a step: see `path_of`. It is cached for steps with one row per sequence: their host time
+        matters, and each needs its path twice."""
         if step.num_rows != len(step.counts):
             return path_of(step, self.facts)
         key = step[1:-1]  # omits the counts, which are all 1, and the drafts, which are absent
