@@ -15,7 +15,10 @@ def refuse_short_files(config: ServerConfig) -> None:
     says. The model's own file may be: with random weights (`--load-format dummy`), and where another machine has the
     weights."""
     drafts = drafts_of(config)
-    named = [config.mmproj, None if drafts is None else drafts.model]
+    tower = (
+        None if config.mmproj == config.model else config.mmproj
+    )  # a folder has its tower in its own files
+    named = [tower, None if drafts is None else drafts.model]
     if config.load_format != "dummy" and config.worker is None:
         named.append(config.model)
     for path in named:

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from moeserve.models.sources.first_bytes import MAGIC
-from moeserve.models.sources.model_files import models_of, split_names
+from moeserve.models.sources.model_files import INDEX, SINGLE, models_of, split_names
 from moeserve.models.sources.regular_file import map_file
 from moeserve.quantization import QUANT_TYPES
 
@@ -26,6 +26,8 @@ _ARRAY: Final = 9
 _SCALAR_BYTES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # by value type
 _ALIGNMENT: Final = b"general.alignment"
 _MAX_ENTRIES: Final = 1 << 16  # keys, tensors
+_MAX_RANK: Final = 4  # of a tensor; a file with another is left to its reader
+_MAX_NAME: Final = 1 << 16  # bytes
 _MAX_STRINGS: Final = 1 << 23  # in an array; skipping them takes 2 s
 _MAX_JSON_BYTES: Final = 100_000_000  # safetensors' limit
 _MAX_MODEL_BYTES: Final = 1 << 42  # a header that speaks of more is damaged
@@ -34,6 +36,10 @@ _UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20))
 
 class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int] = (0, 0)
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str] = {}
 
 
 def cut_short(model: Path) -> str | None:
@@ -57,13 +63,24 @@ def _files(model: Path) -> Iterator[Path]:
         folder = model
         found = models_of(file.name for file in model.glob("*.gguf"))
         if (model / "config.json").exists():
-            named = sorted(file.name for file in model.glob("*.safetensors"))
+            named = _read_safetensors(model)
         else:
             named = found[:1]
     for name in named:
         for part in split_names(name):
             if (folder / part).is_file():
                 yield folder / part
+
+
+def _read_safetensors(folder: Path) -> list[str]:
+    """Returns the names of the files that the folder's reader takes: the index's, else the single file, else all. A
+    leftover beside them may be cut short."""
+    try:
+        index = msgspec.json.decode((folder / INDEX).read_bytes(), type=_Index)
+    except (OSError, msgspec.DecodeError):  # its reader reports a damaged index
+        single = folder / SINGLE
+        return [SINGLE] if single.exists() else sorted(file.name for file in folder.glob("*.safetensors"))
+    return sorted({name for name in index.weight_map.values() if Path(name).name == name})
 
 
 def _announced_bytes(file: Path) -> int | None:
@@ -94,15 +111,18 @@ def _gguf_bytes(buffer: mmap.mmap) -> int:
     tensors, keys = walk.count(), walk.count()
     alignment = 32
     for _ in range(keys):
-        key, kind = walk.string(), walk.number("<I")
+        key, kind = walk.name(), walk.number("<I")
         if key == _ALIGNMENT:
-            alignment = walk.number("<I")
+            alignment = max(1, walk.number("<I"))
         else:
             walk.skip_value(kind)
     end = 0
     for _ in range(tensors):
-        walk.string()
-        shape = [walk.number("<Q") for _ in range(walk.number("<I"))]
+        walk.skip_string()
+        rank = walk.number("<I")
+        if not 1 <= rank <= _MAX_RANK:
+            raise ValueError("a number of dimensions that the reader refuses")
+        shape = [walk.number("<Q") for _ in range(rank)]
         row = QUANT_TYPES.get(walk.number("<I"))
         # The model's reader refuses a type that is unknown here; one byte of it is certain.
         nbytes = 1 if row is None else row.row_bytes(shape[0]) * math.prod(shape[1:])
@@ -128,15 +148,21 @@ class _Walk:
             raise ValueError("too many keys or tensors")
         return count
 
-    def string(self) -> bytes:
-        length = self.number("<Q")
-        start, self.position = self.position, self.position + length
+    def name(self) -> bytes:
+        start = self.position + 8
+        self.skip_string()
+        if self.position - start > _MAX_NAME:
+            raise ValueError("the name is too long")
         return self._buffer[start : self.position]
+
+    def skip_string(self) -> None:
+        length = self.number("<Q")
+        self.position += length
 
     def skip_value(self, kind: int) -> None:
         """Raises KeyError for an unknown type."""
         if kind == _STRING:
-            self.string()
+            self.skip_string()
         elif kind == _ARRAY:
             self._skip_array(self.number("<I"), self.number("<Q"))
         else:

@@ -17,7 +17,7 @@ from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
-from moeserve.models.sources.model_files import is_model_file
+from moeserve.models.sources.model_files import INDEX, SINGLE, is_model_file
 from moeserve.models.sources.regular_file import FileVersion
 from moeserve.quantization.table import ZERO_TYPES
 
@@ -40,8 +40,6 @@ from .tokenizer_json import read_tokenizer
 from .wrapped_text import text_tensors, with_prefixes
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 
 _NORM = "model.norm.weight"
 

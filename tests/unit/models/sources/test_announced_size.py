@@ -70,6 +70,33 @@ def test_each_file_of_a_folder_is_looked_at(tmp_path: Path) -> None:
     assert str(cut_short(tmp_path)).startswith(f"{short}: has ")
 
 
+def test_files_that_the_index_does_not_name_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    safetensors(tmp_path / "consolidated.safetensors", 3)
+    part = safetensors(tmp_path / "a.safetensors", 40)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t": "a.safetensors"}}))
+    assert cut_short(tmp_path) is None
+    os.truncate(part, part.stat().st_size - 1)
+    assert str(cut_short(tmp_path)).startswith(f"{part}: has ")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        struct.pack("<Q1sI", 1, b"t", 0),  # a tensor without dimensions
+        struct.pack("<Q1sI", 1, b"t", 1 << 31),
+        struct.pack("<Q", 1 << 60),  # a name longer than the file
+    ],
+)
+def test_a_damaged_header_is_left_to_the_reader(header: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + header + bytes(64))
+    assert cut_short(file) is None
+    alignment = struct.pack("<Q17sII", 17, b"general.alignment", 4, 0)
+    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + alignment + bytes(64))
+    assert cut_short(file) is None
+
+
 @pytest.mark.parametrize("keep", [0, 3, 20, 30, 90])
 def test_a_header_that_is_cut_is_left_to_the_reader(keep: int, tmp_path: Path) -> None:
     file = gguf(tmp_path / "m.gguf")
