@@ -33,7 +33,8 @@ def qkv_rows(metadata: Metadata, rows: int) -> tuple[int, int, int] | None:
         return None
     kv_heads, rest = divmod(rows - heads * dim, dim + value_dim)
     is_stated = isinstance(stated, np.ndarray) or kv_heads == (heads if stated is None else stated)
-    return (heads * dim, kv_heads * dim, kv_heads * value_dim) if not rest and is_stated else None
+    is_whole = rest == 0 and kv_heads >= 1
+    return (heads * dim, kv_heads * dim, kv_heads * value_dim) if is_whole and is_stated else None
 
 
 def divided(tensors: Iterable[MappedTensor], metadata: Metadata) -> Iterator[MappedTensor]:

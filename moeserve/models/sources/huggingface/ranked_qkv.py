@@ -41,7 +41,7 @@ def cut_in_parts(
         if not name.endswith(end) or tensor.dtype != FP8 or len(tensor.shape) != 2 or block is None:
             continue
         scales = next((name + suffix for suffix in SCALE_SUFFIXES if name + suffix in stored), None)
-        if scales is not None:  # with_scales says what is missing
+        if scales is not None and len(stored[scales].shape) == 2:  # with_scales says what is missing
             found[name] = scales, _counts(tensor.shape[0], stored[scales].shape[0], block[0])
     if not found:
         return stored
@@ -90,6 +90,10 @@ def ranked_qkv(theirs: str) -> Made:
         if not parts:
             yield from whole(path, prefix, metadata, stored)
             return
+        if any(len(part.shape) != 2 or part.shape != parts[0].shape for part in parts):
+            raise SettingError(path, f"tensor {prefix + theirs!r} has parts of different shapes")
+        if any(part.dtype != parts[0].dtype for part in parts):
+            raise SettingError(path, f"tensor {prefix + theirs!r} has parts of different dtypes")
         count, (rows, cols) = len(parts), parts[0].shape
         sizes = qkv_rows(metadata, rows * count)
         if sizes is None or any(size % count for size in sizes):

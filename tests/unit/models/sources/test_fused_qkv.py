@@ -61,9 +61,17 @@ def test_rows_tell_the_kv_heads_where_layers_differ_in_them(tmp_path: Path) -> N
         ((WEIGHT, Tensor("blk.1.ssm_out.weight", (HIDDEN, 32), Q8_0)), {}),
         ((WEIGHT,), {"attention__head_count_kv": KV_HEADS + 1}),
         ((WEIGHT,), {"attention__head_count": None}),
+        ((WEIGHT,), {"attention__head_count": 1 << 16, "attention__head_count_kv": [1, 1]}),
         ((Tensor("attn_qkv.weight", WEIGHT.dims, Q8_0),), {}),
     ],
-    ids=["other rows", "of a recurrence", "other heads", "no heads", "outside the layers"],
+    ids=[
+        "other rows",
+        "of a recurrence",
+        "other heads",
+        "no heads",
+        "more heads than rows",
+        "outside the layers",
+    ],
 )
 def test_other_tensors_stay(tmp_path: Path, tensors: tuple[Tensor, ...], metadata: dict[str, object]) -> None:
     file, _ = opened(tmp_path, *tensors, **metadata)
