@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from .events import Event, Reasoning, Text
+from .harmony import MAX_HEADER_CHARS
 from .output import OutputParser
 from .separated import SeparatedBody, SeparatedSyntax
 from .tool_calls import CallTags, ToolCallParser
@@ -132,7 +133,10 @@ class SolarMessages:
         if not self._in_message:
             text = self._header + text
             self._header = text
-            if not text.strip() or (self._expects_role and ROLE.startswith(text.strip())):
+            is_short = (
+                len(text) <= MAX_HEADER_CHARS
+            )  # a longer one would be looked at whole for each character
+            if is_short and (not text.strip() or (self._expects_role and ROLE.startswith(text.strip()))):
                 return
             if self._expects_role and text.lstrip().startswith(ROLE):
                 text = text.lstrip().removeprefix(ROLE)  # models omit the token behind the role
