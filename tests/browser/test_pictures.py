@@ -81,7 +81,7 @@ def test_pictures_are_shown_sent_and_kept(
     expect(page.get_by_label("Attach pictures")).to_be_visible()
     thumbnails = page.locator(".thumbnail img")
     expect(thumbnails).to_have_count(2)
-    assert page.wait_for_function("document.querySelector('.thumbnail img').naturalWidth === 40")
+    expect(page.locator(".thumbnail img").first).to_have_js_property("naturalWidth", 40)
     screenshot(page, "pictures-sent")
     page.get_by_label("Enlarge c.webp").click()
     expect(page.locator("#picture img")).to_be_visible()
@@ -104,7 +104,7 @@ def test_pictures_are_shown_sent_and_kept(
     page.get_by_role("button", name="Undo").click()
     page.locator("#chat-list .open").click()
     expect(thumbnails).to_have_count(2)
-    assert page.wait_for_function("document.querySelector('.thumbnail img').naturalWidth === 40")
+    expect(page.locator(".thumbnail img").first).to_have_js_property("naturalWidth", 40)
 
 
 def test_a_picture_that_the_server_would_not_read_is_drawn_again(
