@@ -302,7 +302,7 @@ def _make_engine(
         describe_device(placement, device, weights.in_ram, 1 if ranks is None else ranks.num_ranks),
         experts,
         buffers.cpu_stage,
-        moving.cache(weights.on_gpu, placement, model),
+        moving.cache(weights.on_gpu, placement, model, has_drafts=num_drafts(config) > 0),
         bool if ranks is None else ranks.all_say,
         connections.from_first,
         num_drafts(config),

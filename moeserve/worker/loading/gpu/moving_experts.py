@@ -54,7 +54,11 @@ class MovingExperts:
             stream = ExpertStream(experts.layers, panels, device, maps)
         return cls(experts, panels, maps, stream)
 
-    def cache(self, weights: GpuWeights, placement: Placement, model: GpuDecoder) -> ExpertCache | None:
+    def cache(
+        self, weights: GpuWeights, placement: Placement, model: GpuDecoder, has_drafts: bool
+    ) -> ExpertCache | None:
+        """Returns None if no experts move. has_drafts: whether steps may have drafts; then none fetches, because steps
+        of one row and of several alternate, and each change waits for the step before. It was not measured."""
         if self.maps is None or self.panels is None or self.experts is None:
             return None
         movable = np.zeros_like(self.maps.on_gpu)
@@ -73,7 +77,7 @@ class MovingExperts:
         if self.experts.disk is not None:
             disk = DiskPromotions(self.experts.disk, self.experts, self.maps.places)
         fetch = None
-        if disk is None:
+        if disk is None and not has_drafts:
             fetch = moved.fetch(np.where(movable, self.maps.places, np.int32(-1)), DECAY)
             model.fetch_missed(fetch)
         return ExpertCache(
