@@ -61,7 +61,7 @@ def test_a_hangup_reads_the_file_of_keys_again(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGHUP)
         assert within(30, lambda: status(server, "sk-2") == 200)
         assert status(server, "sk-1") == 401
-        file.write_text("# nobody\n")  # refused: the keys stay
+        file.write_text("# no key\n")  # refused: the keys stay
         server.process.send_signal(signal.SIGHUP)
         time.sleep(0.3)
         assert (status(server, "sk-1"), status(server, "sk-2")) == (401, 200)

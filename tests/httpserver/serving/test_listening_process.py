@@ -31,7 +31,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
             listen_at(path)
     finally:
         server.close()
-    listen_at(path).close()  # nobody listens there any more
+    listen_at(path).close()  # no process listens there any more
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--uds: .*/file is a file, not a socket"):
         listen_at(tmp_path / "file")
