@@ -40,7 +40,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from moeserve.models.registry import family_of_config
 from moeserve.models.sources.first_bytes import what_instead_of_gguf
-from moeserve.models.sources.huggingface.json_files import read_json
+from moeserve.models.sources.json_files import read_json
 
 from .cache import cache_space
 from .choice import choose

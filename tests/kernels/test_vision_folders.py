@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from moeserve.models.open import open_folder
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import names as n
-from moeserve.models.sources.model_files import INDEX
+from moeserve.models.sources.weight_files import INDEX
 from tests.kernels.folder_variants import assert_is_near_transformers, edit_config
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of

@@ -76,7 +76,9 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.model_files",
         "moeserve.models.sources.splits",
+        "moeserve.models.sources.json_files",
         "moeserve.models.sources.regular_file",
+        "moeserve.models.sources.weight_files",
         "moeserve.quantization",
     },
     "moeserve.models.attention": {
@@ -141,13 +143,17 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.quantization",
     },
     "moeserve.models.sources.announced_size": {
+        "moeserve.models.errors",
         "moeserve.models.sources.first_bytes",
         "moeserve.models.sources.model_files",
         "moeserve.models.sources.regular_file",
+        "moeserve.models.sources.weight_files",
         "moeserve.quantization",
     },
     "moeserve.models.sources.first_bytes": set(),
     "moeserve.models.sources.model_files": set(),
+    "moeserve.models.sources.json_files": {"moeserve.models.errors", "moeserve.models.sources.regular_file"},
+    "moeserve.models.sources.weight_files": {"moeserve.models.errors", "moeserve.models.sources.json_files"},
     "moeserve.models.neutral_settings": set(),
     "moeserve.models.shape_reader": READERS
     | {
@@ -246,6 +252,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.registry",  # what of checkpoints no shape says
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.huggingface",
+        "moeserve.models.sources.json_files",
     },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.models.ranks.rank_share": {
@@ -299,7 +306,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.hub": {
         "moeserve.errors",
         "moeserve.models.sources.first_bytes",  # says what was downloaded instead of a GGUF file
-        "moeserve.models.sources.huggingface",
+        "moeserve.models.sources.json_files",
         "moeserve.models.sources.model_files",
         "moeserve.models.registry",
     },

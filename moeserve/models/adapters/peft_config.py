@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from moeserve.models.adapters.errors import OTHER, AdapterError
 from moeserve.models.errors import ModelError
-from moeserve.models.sources.huggingface.json_files import read_json
+from moeserve.models.sources.json_files import read_json
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 1024

@@ -19,7 +19,7 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface import HuggingFaceFolder, read_config
 from moeserve.models.sources.huggingface.config_json import metadata_of, rope_of
-from moeserve.models.sources.huggingface.folder import CONFIG, weight_files
+from moeserve.models.sources.huggingface.folder import CONFIG
 from moeserve.models.sources.huggingface.llama3_rope import is_llama3, llama3_rope, rope_factors
 from moeserve.models.sources.huggingface.made_tensor import MadeTensor, bytes_of
 from moeserve.models.sources.huggingface.mapping import (
@@ -30,6 +30,7 @@ from moeserve.models.sources.huggingface.mapping import (
     check_settings,
 )
 from moeserve.models.sources.huggingface.safetensors_file import StoredTensor, read_tensors, stored_numbers
+from moeserve.models.sources.weight_files import weight_files
 from moeserve.quantization.table import I64
 
 _LAYER: Final = DECODER_LAYER | DENSE_FFN | {n.of_part("attn_norm_2"): "hidden_norm.weight"}

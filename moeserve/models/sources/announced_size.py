@@ -10,14 +10,17 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from moeserve.models.errors import ModelError
 from moeserve.models.sources.first_bytes import MAGIC
-from moeserve.models.sources.model_files import INDEX, SINGLE, models_of, split_names
+from moeserve.models.sources.model_files import models_of, split_names
 from moeserve.models.sources.regular_file import map_file
+from moeserve.models.sources.weight_files import weight_files
 from moeserve.quantization import QUANT_TYPES
 
 _VERSIONS: Final = (2, 3)
@@ -38,10 +41,6 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int] = (0, 0)
 
 
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str] = {}
-
-
 def cut_short(model: Path) -> str | None:
     """Returns which of a model's files is shorter than its header says, with both sizes and the remedy; None if there
     is none, or if a file cannot be read, which its reader reports. model: a GGUF file, any file of a split set, or a
@@ -56,31 +55,21 @@ def cut_short(model: Path) -> str | None:
 
 
 def _files(model: Path) -> Iterator[Path]:
-    """Yields the model's files that are there."""
+    """Yields the model's files that are there; of a folder in Hugging Face's form none if its reader will refuse the
+    index."""
+    if (model / "config.json").exists():
+        with suppress(ModelError):
+            yield from weight_files(model)
+        return
     named = [model.name]
     folder = model.parent
     if model.is_dir():
         folder = model
-        found = models_of(file.name for file in model.glob("*.gguf"))
-        if (model / "config.json").exists():
-            named = _read_safetensors(model)
-        else:
-            named = found[:1]
+        named = models_of(file.name for file in model.glob("*.gguf"))[:1]
     for name in named:
         for part in split_names(name):
             if (folder / part).is_file():
                 yield folder / part
-
-
-def _read_safetensors(folder: Path) -> list[str]:
-    """Returns the names of the files that the folder's reader takes: the index's, else the single file, else all. A
-    leftover beside them may be cut short."""
-    try:
-        index = msgspec.json.decode((folder / INDEX).read_bytes(), type=_Index)
-    except (OSError, msgspec.DecodeError):  # its reader reports a damaged index
-        single = folder / SINGLE
-        return [SINGLE] if single.exists() else sorted(file.name for file in folder.glob("*.safetensors"))
-    return sorted({name for name in index.weight_map.values() if Path(name).name == name})
 
 
 def _announced_bytes(file: Path) -> int | None:

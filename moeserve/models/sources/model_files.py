@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-INDEX = "model.safetensors.index.json"  # of a folder in Hugging Face's form; names its weight files
-SINGLE = "model.safetensors"
 _TOWER = re.compile(r"(?:^|[-_./])mmproj", re.IGNORECASE)
 _MATRIX = re.compile(r"(?:^|[-_./])imatrix(?:$|[-_./])", re.IGNORECASE)
 # The types that llama.cpp's naming convention ends a name with: an adapter, a vocabulary.

@@ -17,8 +17,10 @@ from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
-from moeserve.models.sources.model_files import INDEX, SINGLE, is_model_file
+from moeserve.models.sources.json_files import read_json
+from moeserve.models.sources.model_files import is_model_file
 from moeserve.models.sources.regular_file import FileVersion
+from moeserve.models.sources.weight_files import weight_files
 from moeserve.quantization.table import ZERO_TYPES
 
 from .column_order import stacked
@@ -27,7 +29,6 @@ from .fp4_weights import with_packed_experts
 from .fp8_blocks import with_scales
 from .integer_weights import with_packed
 from .interleaved_experts import interleaved_experts
-from .json_files import read_json
 from .made_tensor import MadeTensor, bytes_of, floats_made, is_zero_bias, numbers_of
 from .mapping import HuggingFaceMapping
 from .merged_experts import merged_experts
@@ -338,29 +339,3 @@ def _with_block(
     if num_next == 0:
         values[blocks], values[count] = num_blocks + 1, 1
     return appended
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Returns the files that the index names, else model.safetensors, else all safetensors files."""
-    index = folder / INDEX
-    if not index.exists():
-        single = folder / SINGLE
-        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise SettingError(folder, "the folder has a config.json, but no .gguf and no .safetensors file")
-        return files
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(index, "has no weight_map; download it again")
-    for name in weight_map.values():
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise SettingError(index, f"names the file {name!r}; a .safetensors file beside it is expected")
-    files = [folder / name for name in sorted(set(weight_map.values()))]
-    there = {file.name for file in folder.iterdir()}  # a name may be longer than the system allows
-    missing = [file.name for file in files if file.name not in there]
-    if missing:
-        raise ModelError(
-            folder,
-            f"{len(missing)} of {len(files)} weight files are missing, {missing[0]} first; download them",
-        )
-    return files

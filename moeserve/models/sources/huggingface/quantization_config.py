@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve.models.errors import ModelError, SettingError
-
-from .json_files import read_json
+from moeserve.models.sources.json_files import read_json
 
 INSTEAD = "download a GGUF file, or a folder of AWQ, GPTQ, compressed-tensors' pack-quantized, NVFP4 or FP8"
 GPTQ, AWQ, COMPRESSED = "gptq", "awq", "compressed-tensors"

@@ -14,9 +14,9 @@ import numpy as np
 
 from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf.metadata import MetadataValue, StringArray
+from moeserve.models.sources.json_files import read_json, read_text
 from moeserve.models.sources.splits import BY_EXPRESSIONS, GPT2, Split
 
-from .json_files import read_json, read_text
 from .spaced_bpe import check_spaced, is_spaced, spaced_kinds
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type

@@ -12,9 +12,10 @@ import numpy as np
 from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.json_files import read_json
+from moeserve.models.sources.weight_files import weight_files
 
-from .folder import CONFIG, read_config, weight_files
-from .json_files import read_json
+from .folder import CONFIG, read_config
 from .made_tensor import MadeTensor, values_made
 from .safetensors_file import StoredTensor, read_tensors, release_pages
 from .towers import gemma3, gemma4, glm4v, kimi_k25, llama_4, minimax_m3, qwen3vl

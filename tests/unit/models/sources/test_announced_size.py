@@ -81,6 +81,18 @@ def test_files_that_the_index_does_not_name_are_not_read(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    "index",
+    ['{"a":' * 100_000, json.dumps({"weight_map": {"t": "x" * 300 + ".safetensors"}}), "[]", "{}"],
+    ids=["deeply nested", "a long name", "a list", "without a map"],
+)
+def test_an_index_that_is_refused_is_left_to_the_reader(index: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    safetensors(tmp_path / "model.safetensors", 3)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert cut_short(tmp_path) is None
+
+
+@pytest.mark.parametrize(
     "header",
     [
         struct.pack("<Q1sI", 1, b"t", 0),  # a tensor without dimensions
