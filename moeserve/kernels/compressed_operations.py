@@ -90,7 +90,7 @@ class CompressedOperations(OperationQueue):
         pending: torch.Tensor,
     ) -> None:
         """Advances `compress`'s states in these slots by the first accepted[i] drafts, whose records start at first[i].
-        slot, first, accepted: int32 [sequences], distinct slots."""
+        slot, first, accepted: int32 [sequences], distinct slots; pending: the records that `compress` wrote."""
         self._native.commit_compressed(
             w.bias, len(w.norm), state.states, state.first, slot, first, accepted, pending
         )

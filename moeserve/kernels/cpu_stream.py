@@ -49,12 +49,14 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         shape: tuple[int, ...],
         order: torch.Tensor | None = None,
     ) -> Matrix:
-        """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done. order:
-        int32 [in] or [E, in], the input column that each column of the rows multiplies; None: the same one. `linear`,
-        `linear_panels` and, for gate and up, `experts` accept matrices with an order and gather their input.
+        """Returns a copy, repacked into panels, of a matrix [out, in] or of experts' matrices [E, out, in]. source:
+        uint8, the bytes of their GGUF rows, which need not stay. Blocks until done. order: int32 [in] or [E, in], the
+        input column that each column of the rows multiplies; None: the same one. `linear`, `linear_panels` and, for
+        gate and up, `experts` accept matrices with an order and gather their input.
 
         Raises ValueError for a type without kernels, and MemoryError. ggml_type: ggml's number of the weights'
-        type."""
+        type.
+        """
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         matrix = self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
@@ -106,9 +108,9 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         *,
         centered: bool = False,
     ) -> None:
-        """Computes y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or
-        None. centered: the mean is subtracted first (LayerNorm). eps: added to the mean square under the norm's
-        root."""
+        """Computes y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or None.
+        centered: the mean is subtracted first (LayerNorm). eps: added to the mean square under the norm's root, with
+        centered to the variance."""
         self._native.norm(x, weight, eps, n, y.native, rows, centered)
         self._held.append((x, weight, y, rows))
 

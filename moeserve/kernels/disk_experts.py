@@ -40,8 +40,8 @@ def open_disk_experts(
     layers: Sequence[DiskExpertLayer | None],
     reading: Reading,
 ) -> _C.DiskExperts:
-    """Starts the reading threads, writes zeros to all slots, so that their memory is allocated now, and reads the
-    pinned experts. layers: None for a layer without experts on disk.
+    """Starts the reading threads, writes zeros to all slots, so that their memory is allocated now, reads the pinned
+    experts, and returns the reader of missing experts. layers: None for a layer without experts on disk.
 
     Raises OSError if a file cannot be opened, or a pinned expert cannot be read.
     """

@@ -33,7 +33,8 @@ class IndexOperations(OperationQueue):
         positions: as in `rope_store`.
 
         q [n, heads * dim], None where no row chooses keys; keys [n, dim]; norm, bias [dim]; cos, sin [n, rotary / 2];
-        slots int32 [n]. 32 divides `dim` and `rotary`. eps: added to the mean square under the norm's root."""
+        slots int32 [n]. 32 divides `dim` and `rotary`. eps: added to the variance under the LayerNorm's root.
+        """
         assert kv.index_keys is not None
         self._native.index_store(
             q, keys, norm, bias, eps, cos, sin, positions, slots, kv.index_keys, n, heads, in_pairs
@@ -85,8 +86,8 @@ class IndexOperations(OperationQueue):
         complete, as indexer/pools.py specifies. `kv.index_keys`: [slots, 1, 2 * dim].
 
         plan: built with a rule that chooses, without local blocks. keys [n, dim], overwritten; gates [n, dim]; norm,
-        bias [dim]; ape [keys of a block, dim]. 32 divides `dim`. eps: added to the mean square under the norm's
-        root."""
+        bias [dim]; ape [keys of a block, dim]. 32 divides `dim`. eps: added to the variance under the LayerNorm's root.
+        """
         assert kv.index_keys is not None
         self._native.index_pools(plan, keys, gates, norm, bias, eps, ape, kv.index_keys)
         self._held.append((plan, keys, gates, norm, bias, ape, kv))

@@ -210,7 +210,7 @@ def is_compiling_ahead() -> bool:
 
 @contextmanager
 def compile_ahead(on_progress: Callable[[int, int], object] = lambda done, total: None) -> Iterator[None]:
-    """A context in which launches execute nothing: their kernels are compiled in threads, on all cores, unless
+    """Returns a context in which launches execute nothing: their kernels are compiled in threads, on all cores, unless
     compiled already. At its end all kernels are compiled and on the device. Raises errors of compilation.
 
     on_progress: called with the number of compiled kernels and the total known so far. Raises ValueError if nested.
@@ -299,8 +299,8 @@ def kernel(function: Any) -> Kernel:
 
 
 def row_stride(first: torch.Tensor, *others: torch.Tensor | None) -> int:
-    """Returns the row stride, in elements, that all these matrices have; None entries are left out. Their rows must be
-    contiguous. Raises ValueError if their strides differ."""
+    """Returns the row stride, in elements, that all these matrices [rows, columns] have; None entries are left out.
+    Raises ValueError if their strides differ, or rows are not contiguous."""
     for tensor in (first, *others):
         if tensor is not None and tensor.stride() != (first.stride(0), 1):
             raise ValueError(f"strides {tensor.stride()} where {(first.stride(0), 1)} are expected")

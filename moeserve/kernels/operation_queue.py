@@ -132,6 +132,6 @@ class OperationQueue:
 
     @staticmethod
     def put_ids(what: str, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
-        """Copies int32 ids to the start of `target`, which recorded operations read. Raises IndexError for an id
-        that is not in [0, count), and then copies nothing."""
+        """Copies source, int32 [n], to the start of target, int32, which recorded operations read. what: the ids' name,
+        for the error. Raises IndexError for an id that is not in [0, count), and then copies nothing."""
         _C.copy_ids(what, source, target, count)

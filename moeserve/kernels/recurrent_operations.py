@@ -122,8 +122,9 @@ class RecurrentOperations(OperationQueue):
         accepted: torch.Tensor,
         pending: torch.Tensor,
     ) -> None:
-        """Advances the states in these slots by the first accepted[i] drafts, whose records start at first[i];
-        bitwise as their rows would have. slot, first, accepted: int32 [sequences], distinct slots."""
+        """Advances the states in these slots by the first accepted[i] drafts, whose records start at first[i]; bitwise
+        as their rows would have. slot, first, accepted: int32 [sequences], distinct slots; pending: the layer's
+        records, which the step wrote."""
         columns = (slot, first, accepted, pending)
         if isinstance(heads, ShortConvHeads):
             self._native.commit_windows(state.states, state.first, heads.conv_kernel - 1, *columns)

@@ -42,12 +42,14 @@ def chosen_blocks_kernel(
     SIZE: tl.constexpr, V_SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Row i < count[0] attends to the first lasts[i] + 1 keys of the blocks chosen[i, c], which have OF_BLOCK keys
-    each; c: its KV head if there are as many CHOICES, else 0. Grid (n, KV_HEADS, SPLITS).
+    """Computes attention to chosen blocks of keys. Row i < count[0] attends to the first lasts[i] + 1 keys of the
+    blocks chosen[i, c], which have OF_BLOCK keys each; c: its KV head if there are as many CHOICES, else 0. Grid (n,
+    KV_HEADS, SPLITS).
 
     q [n, HEADS, DIM], scaled, in the dtype that keys are read as; keys [slots, KV_HEADS, DIM], values [slots, KV_HEADS,
     V_DIM], optionally with scales; table int32 [requests, TABLE_STRIDE]; chosen int32 [n, CHOICES, WIDTH]; lasts int32
-    [n]. part_sums, part_stats, counters, out, codes, scales, SCALE, G, SIZE, V_SIZE and LEAST as in decode.py."""
+    [n]. part_sums, part_stats, counters, out, codes, scales, SCALE, G, SIZE, V_SIZE and LEAST as in decode.py.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -29,7 +29,8 @@ def attend_blocks(
     *,
     scale: float | None = None,
 ) -> None:
-    """Row i < count[0] attends to the first lasts[i] + 1 keys of the blocks of `block` keys in chosen[i].
+    """Launches attention to chosen blocks: row i < count[0] attends to the first lasts[i] + 1 keys of the blocks
+    chosen[i], which have `block` keys each. Writes `out`.
 
     q [n, heads, dim], rotated and scaled, of the dtype that keys are read as; table int32 [requests, length]; req_slots
     int32 [n]; chosen int32 [n, 1 or KV heads, any], lasts int32 [n]: from `indexer.op.choose`. workspace: for at least

@@ -184,7 +184,8 @@ def decode_kernel(
     SPLITS: tl.constexpr, LEAST: tl.constexpr, FILL: tl.constexpr, LONG: tl.constexpr, BEHIND: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TIME: tl.constexpr, PDL: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Row i attends to the slots table[req_slots[i], : positions[i] + 1]. Grid (rows, KV heads, SPLITS).
+    """Computes decode attention: row i < count[0] attends to the keys in slots table[req_slots[i], : positions[i] + 1].
+    Grid (rows, KV heads, SPLITS).
 
     q [n, HEADS * DIM]; keys [slots, KV_HEADS, DIM], values [slots, KV_HEADS, V_DIM], optionally with scales [..,
     DIM / 32] and [.., V_DIM / 32] (quantize/kv.py). Without k, q is rotated and scaled, in the dtype that keys are
@@ -198,7 +199,8 @@ def decode_kernel(
     by the first split. WINDOW: number of last positions that a row sees; 0: all. SCALE: multiplies scores, for
     powers of two. BEHIND: the norms of heads come after RoPE. rotary, HEIGHT, WIDTH, TIME: see `section_positions`;
     None: rows rotate by positions. ends int32 [n], optional, without k and with a WINDOW: row i sees the slots below
-    ends[i]. CAP: see `attend`."""
+    ends[i]. CAP: see `attend`.
+    """
     if PDL:
         gdc_launch_dependents()
         if k is None:

@@ -35,7 +35,8 @@ def latent_attention_kernel(
     ROWS: tl.constexpr, RANK_SIZE: tl.constexpr, ROTARY_SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, blocks of G heads, SPLITS), or without SPLITS (tiles, blocks of G heads).
+    """Computes latent attention of decode rows, or without SPLITS of a prompt's tiles. Grid (rows, blocks of G heads,
+    SPLITS), or without SPLITS (tiles, blocks of G heads).
 
     q [n, HEADS, RANK] and rotated [n, HEADS, ROTARY] (not read if ROTARY is 0), scaled; keys [slots, RANK + ROTARY], of
     the same dtype; out [n, HEADS, RANK]. Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].

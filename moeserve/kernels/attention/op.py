@@ -105,8 +105,9 @@ def decode_attention(
     ends: Tensor | None = None,
     score_cap: float = 0.0,
 ) -> None:
-    """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1]. count[0] may be at most n: the
-    kernel of shares.py takes the rows from the count, and has counters for those of `room`.
+    """Launches decode attention: row i < count[0] attends to the keys in slots table[req_slots[i], : positions[i] + 1],
+    and the result is written to out, or as int8 to codes and scales. count[0] may be at most n: the kernel of shares.py
+    takes the rows from the count, and has counters for those of `room`.
 
     q [n, heads * dim], rotated and scaled, in the dtype that keys are read as; keys [slots, kv_heads, dim], values
     [slots, kv_heads, v_dim], either without scales or int8 with float16 key_scales, value_scales [slots, kv_heads,
@@ -219,8 +220,10 @@ def prefill_tiles(
     kv_heads: int,
     dim: int,
 ) -> npt.NDArray[np.int32]:
-    """Returns the tiles for `prefill_attention`, int32 [tiles, 4], of chunks with rows rows[i] .. rows[i] +
-    counts[i] - 1 at positions from positions[i] on."""
+    """Divides prompt chunks into tiles for `prefill_attention`. Chunk i has rows rows[i] .. rows[i] + counts[i] - 1 of
+    the step, at positions from positions[i] on, of request slot req_slots[i]: int32 [chunks] each. Returns int32
+    [tiles, 4]: a tile's first row, its number of rows, the first row's position, and the request slot. heads, kv_heads,
+    dim: numbers of query and KV heads, and the keys' width, on which a tile's size depends."""
     step = tile_tokens(heads, kv_heads, dim)
     tiles = -(-counts // step)
     chunk = np.repeat(np.arange(len(rows)), tiles)
@@ -261,11 +264,13 @@ def prefill_attention(
     ends: Tensor | None = None,
     score_cap: float = 0.0,
 ) -> None:
-    """Launches causal attention of chunks to everything before them. tiles: `prefill_tiles`, on the device.
+    """Launches causal attention of prompt chunks to all tokens up to each row, and writes `out`. tiles: int32 [tiles,
+    4], from `prefill_tiles`, on the device.
 
     q [n, heads, dim], scaled; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim], including the chunks'
     own, of q's dtype or with scales; table int32 [requests, length]; out [n, heads * v_dim]. Other arguments as for
-    `decode_attention`."""
+    `decode_attention`.
+    """
     window = _window_of(window, ends)
     (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
     by_warpgroups = dim == v_dim and dim in WARPGROUP_TILES and key_scales is None and ends is None

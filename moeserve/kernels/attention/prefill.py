@@ -65,7 +65,8 @@ def prefill_kernel(
     WINDOW: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, BT: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles, KV heads). tiles int32 [tiles, 4]: first row, rows (at most BT), its position, request slot.
+    """Computes causal attention of tiles of prompt rows to all keys up to each row, and writes `out`. Grid (tiles, KV
+    heads). tiles int32 [tiles, 4]: first row, rows (at most BT), its position, request slot.
 
     q [n, HEADS, DIM], scaled; keys [slots, KV_HEADS, DIM], values [slots, KV_HEADS, V_DIM] of q's type, or with scales
     [.., DIM / 32], [.., V_DIM / 32] (quantize/kv.py); out [n, HEADS * V_DIM].

@@ -277,12 +277,13 @@ def shared_decode_kernel(
     ROWS: gl.constexpr, H: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr,
     COPYING: gl.constexpr, WHOLE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Grid: any number of programs of 4 warps. Arguments as decode.py's kernel's, but: ROWS, a power of two: at least
-    the number of rows. H, a power of two from 8 on: at least a group's heads. part_sums float32 [programs, 2, H, DIM],
-    part_stats [programs, 2, H, 2]: a program's partial results, of the row and head it begins with and of the one it
-    ends with, of which TOGETHER are combined at once. counters int32 [rows, KV_HEADS]: 0 before and after. COPYING:
-    registers of a thread that copies. WHOLE, for a single row: it is not divided if it has at most this many blocks;
-    0: any row may be."""
+    """Computes what decode.py's kernel computes, on Hopper, with equal shares of the keys for all programs. Grid: any
+    number of programs of 4 warps. Arguments as decode.py's kernel's, but: ROWS, a power of two: at least the number of
+    rows. H, a power of two from 8 on: at least a group's heads. part_sums float32 [programs, 2, H, DIM], part_stats
+    [programs, 2, H, 2]: a program's partial results, of the row and head it begins with and of the one it ends with, of
+    which TOGETHER are combined at once. counters int32 [rows, KV_HEADS]: 0 before and after. COPYING: registers of a
+    thread that copies. WHOLE, for a single row: it is not divided if it has at most this many blocks; 0: any row may
+    be."""
     IS_NEW: gl.constexpr = k is not None
     if PDL:
         gdc_launch_dependents()

@@ -50,8 +50,9 @@ def partial_results(group: int, dim: int) -> tuple[int, int, int, int]:
 def takes_shares(
     group: int, keys: Tensor, values: Tensor, new: NewTokens | None, rows: int, *, sees_ahead: bool
 ) -> bool:
-    """Returns whether `attend_in_shares` computes these rows' attention. keys [slots, kv_heads, dim], values of 16 bits
-    or with scales; group: query heads per KV head."""
+    """Returns whether `attend_in_shares` can compute the attention of `rows` decode rows on this GPU. It needs Hopper,
+    and keys and values [slots, kv_heads, dim] of 16 bits and one shape. group: query heads per KV head; new: the rows'
+    own tokens, if they are not in the pool yet; sees_ahead: rows may see later positions (`ends`)."""
     if not warpgroups() or sees_ahead or rows > MAX_ROWS or group > MAX_GROUP:
         return False
     if keys.dtype.itemsize != 2 or keys.shape != values.shape or keys.shape[2] not in TILES:

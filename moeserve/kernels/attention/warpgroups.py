@@ -218,7 +218,8 @@ def warpgroup_prefill_kernel(
     WINDOW: gl.constexpr, SCALE: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
     ATTENDING: gl.constexpr, COPYING: gl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles, KV heads), with 4 warps; the other arguments as in `prefill_kernel`, but ROWS are a warpgroup's.
+    """Computes what `prefill_kernel` computes, on Hopper. Grid (tiles, KV heads), with 4 warps; the other arguments as
+    in `prefill_kernel`, but ROWS are a warpgroup's.
 
     key_boxes, value_boxes: TMA descriptors of the pools as [slots, KV_HEADS * DIM], [.., KV_HEADS * V_DIM], with
     boxes of BLOCK rows and one head's columns. ATTENDING, COPYING: registers of a thread in either kind of warpgroup.

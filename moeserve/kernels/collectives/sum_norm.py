@@ -24,8 +24,8 @@ def sum_norm_kernel(
     COLS: tl.constexpr, CAPACITY: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
     POLLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i < count[0]: x += attended + the sum of all GPUs' own, then as
-    norm.triton.add_norm_kernel.
+    """Sums all GPUs' partial sums `own`, adds them and `attended` to x [n, COLS] in place, then stores the norm of x as
+    norm.triton.add_norm_kernel does. A program per row i < count[0].
 
     own floats [n, COLS]; attended float32 [n, COLS], optional. inbox, peers: in rows.py's form with flags for ROWS
     rows, or in words.py's if flags is None; CAPACITY numbers. calls int32 [rows]: how often each row has been

@@ -133,7 +133,8 @@ class SumNorm:
     ) -> None:
         """Computes, for rows i < count[0], sum[i] = own[i] summed over all ranks, kept in `total(n)`; y[i] =
         RMSNorm(x[i] + sum[i]) * weight; logits[i] = router y[i] + bias. own float32 [n, 1, hidden], where ROUTER_ROWS
-        has n; other arguments as for `routing.op.norm_router`. eps: added to the mean square under the norm's root."""
+        has n; other arguments as for `routing.op.norm_router`. eps: added to the mean square under the norm's root.
+        Raises ValueError for logits that are not [n, experts]."""
         n, inbox = len(own), self._routed[len(own)]
         if logits.shape != (n, self._experts):
             raise ValueError(f"logits {tuple(logits.shape)} where ({n}, {self._experts}) are expected")

@@ -24,13 +24,15 @@ def compressed_attention_kernel(
     TOP: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr, G: tl.constexpr,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Row i < count[0] attends to the entries of the complete blocks of RATIO tokens, in the KV slots of the blocks'
-    last tokens; with TOP to at most TOP of them, the blocks chosen[i]. It also attends to the last WINDOW tokens,
-    including its own. RATIO 0: there are no entries. The output is rotated back. Grid (n, blocks of G heads).
+    """Computes compressed attention. Row i < count[0] attends to the entries of the complete blocks of RATIO tokens, in
+    the KV slots of the blocks' last tokens; with TOP to at most TOP of them, the blocks chosen[i]. It also attends to
+    the last WINDOW tokens, including its own. RATIO 0: there are no entries. The output is rotated back. Grid (n,
+    blocks of G heads).
 
     q [n, HEADS, DIM], scaled, and keys [rows, DIM], of one dtype; sinks float32 [HEADS]; table int32 [requests,
     TABLE_STRIDE]; chosen int32 [n, WIDTH], from `indexer.op.choose`; out floats [n, HEADS, DIM]. SIZE: a power of two
-    that holds DIM; BLOCK: keys at once. Other arguments as for `compressed_store_kernel`."""
+    that holds DIM; BLOCK: keys at once. Other arguments as for `compressed_store_kernel`.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -133,12 +133,13 @@ def compressed_attention(
     count: Tensor,
     out: Tensor,
 ) -> None:
-    """Row i < count[0] attends to entries and to its window, and its output is rotated back: `reference.attend`,
-    `reference.rotate_back`.
+    """Launches compressed attention: row i < count[0] attends to the entries and to the tokens of its window, and its
+    output is rotated back: `reference.attend`, `reference.rotate_back`.
 
     q [n, heads, dim], from `compressed_store`; sinks float32 [heads]; table int32 [requests, length]; req_slots int32
     [n]; ratio: tokens of an entry's block, 0: there are no entries; chosen int32 [n, 1, any], top: from
-    `indexer.op.choose`, None and 0: rows attend to all entries; out floats [n, heads * dim]."""
+    `indexer.op.choose`, None and 0: rows attend to all entries; out floats [n, heads * dim].
+    """
     (n, heads, dim), s = q.shape, sequences
     many = MANY if shared_memory() >= HOPPER_SHARED_MEMORY else MANY_SMALL
     together, at_once, warps = many if n >= MANY_ROWS else FEW

@@ -35,14 +35,14 @@ def rotate_tail(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def queries(q: Tensor, eps: float, scale: float, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns q [n, heads, dim], each head normalised without a weight, scaled and rotated, float64. eps: added to the
-    mean square under the norm's root."""
+    """Returns q [n, heads, dim], with each head normalised without a weight, multiplied by `scale`, and its last
+    numbers rotated by cos and sin [n, rotary / 2], in float64. eps: added to the mean square under the norm's root."""
     return rotate_tail(rms_norm(q, torch.ones(q.shape[-1]), eps).double() * scale, cos, sin)
 
 
 def keys(kv: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns the tokens' keys: kv [n, dim], normalised and rotated, float64. eps: added to the mean square under the
-    norm's root."""
+    """Returns the tokens' keys, float64 [n, dim]: kv [n, dim] after RMSNorm with the weight norm [dim], with its last
+    numbers rotated by cos and sin [n, rotary / 2]. eps: added to the mean square under the norm's root."""
     return rotate_tail(rms_norm(kv, norm, eps)[:, None], cos, sin)[:, 0]
 
 
@@ -73,8 +73,9 @@ def chosen_entries(q: Tensor, weights: Tensor, index_keys: Tensor, complete: int
 
 
 def attend(q: Tensor, attended: Tensor, sinks: Tensor) -> Tensor:
-    """Returns a row's output before it is rotated back, float64 [heads, dim]. q [heads, dim], scaled; attended [any,
-    dim]: keys that are also values; sinks [heads]: one more logit per head, without a value."""
+    """Computes one row's attention, softmax(q K^T) K, before its output is rotated back; returns float64 [heads, dim].
+    q [heads, dim], scaled; attended [any, dim]: keys that are also values; sinks [heads]: one more logit per head,
+    without a value."""
     scores = torch.cat([q.double() @ attended.double().T, sinks.double()[:, None]], dim=1)
     return scores.softmax(dim=1)[:, :-1] @ attended.double()
 

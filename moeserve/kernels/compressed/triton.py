@@ -69,13 +69,14 @@ def compressed_store_kernel(
     INDEX_DIM: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr, SIZE: tl.constexpr, INDEX_SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS + 1 + INDEX_HEADS), for rows i < count[0]: normalises, scales and rotates the heads of q;
-    normalises and rotates the key, and stores it; rotates the index heads.
+    """For rows i < count[0], normalises, scales and rotates the heads of q; normalises and rotates the key, and stores
+    it; rotates the index heads. Grid (n, HEADS + 1 + INDEX_HEADS).
 
     q [n, HEADS * DIM], kv [n, DIM] and index_q [n, INDEX_HEADS * INDEX_DIM], rows at their strides; norm float32 [DIM];
     cos, sin float32 [positions, ROTARY / 2]. sequence int32 [n]; first, counts, slots int32 [sequences]: StepSequences.
     rings int64 [2]: the keys' first row of rings, and the first one behind them. queries [n, HEADS, DIM], keys [rows,
-    DIM], index_queries [n, INDEX_HEADS, INDEX_DIM]. *SIZE: powers of two that hold the heads."""
+    DIM], index_queries [n, INDEX_HEADS, INDEX_DIM]. *SIZE: powers of two that hold the heads.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -224,8 +225,8 @@ def advance_kernel(
     STRIDE: tl.constexpr, GATE_STRIDE: tl.constexpr, STATE_STRIDE: tl.constexpr, DIM: tl.constexpr,
     RATIO: tl.constexpr, OVERLAPS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Moves the sequences' states on by the step's tokens. Arguments as for `entries_kernel`, which comes before it.
-    Grid (sequences, parts of COLUMNS columns)."""
+    """Advances the sequences' states, in place, by the step's tokens. Arguments as for `entries_kernel`, which comes
+    before it. Grid (sequences, parts of COLUMNS columns)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -261,8 +262,8 @@ def keep_keys_kernel(
     positions, first, counts, slots, rings, keys,
     DIM: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Copies the last keys of sequences whose keys of this step had no room in their rings to these. Arguments as for
-    `compressed_store_kernel`. Grid (sequences, WINDOW - 1)."""
+    """Copies the last WINDOW - 1 keys of a sequence from the step's rows to the sequence's ring, if the ring had no
+    room for the keys of this step. Arguments as for `compressed_store_kernel`. Grid (sequences, WINDOW - 1)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -46,9 +46,9 @@ def inverse_kernel(
     VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TILED: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (chunks, VALUE_HEADS). chunks int32 [chunks, 2]: first row, rows (at most CHUNK). inverse [n,
-    VALUE_HEADS, CHUNK]: for each token, its row of its chunk's (I + A)^-1. Other arguments as
-    for `recurrent_kernel`."""
+    """Computes (I + A)^-1 of every chunk and value head (see the head of this file). Grid (chunks, VALUE_HEADS). chunks
+    int32 [chunks, 2]: first row, rows (at most CHUNK). inverse [n, VALUE_HEADS, CHUNK], written: for each token, its
+    row of its chunk's (I + A)^-1. Other arguments as for `recurrent_kernel`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -83,8 +83,9 @@ def scan_kernel(
     VALUE_DIM: tl.constexpr, TILED: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SHARE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). inverse: `inverse_kernel`'s result, for chunks counted from
-    each sequence's first row. Other arguments as for `recurrent_kernel`."""
+    """Computes the delta rule chunk by chunk, writes `out`, and advances the sequences' states and convolution states
+    in place. Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). inverse: `inverse_kernel`'s result, for chunks counted
+    from each sequence's first row. Other arguments as for `recurrent_kernel`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

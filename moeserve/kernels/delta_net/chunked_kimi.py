@@ -43,8 +43,9 @@ def weights_kernel(
     B_STRIDE: tl.constexpr, A_STRIDE: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, SIZE: tl.constexpr, BOUND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (chunks, HEADS). chunks int32 [chunks, 2]: first row, rows (at most CHUNK). inverse, scores [n, HEADS,
-    CHUNK]: each row's rows of (I + A)^-1 and of P. BOUND: see `recurrent_kernel`, as for other arguments."""
+    """Computes (I + A)^-1 and P of every chunk and head (see the head of this file). Grid (chunks, HEADS). chunks int32
+    [chunks, 2]: first row, rows (at most CHUNK). inverse, scores [n, HEADS, CHUNK], written: each row's rows of (I +
+    A)^-1 and of P. BOUND: see `recurrent_kernel`, as for other arguments."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -95,8 +96,9 @@ def scan_kernel(
     HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK: tl.constexpr, SHARE: tl.constexpr, BOUND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, HEADS, VALUE_DIM / BLOCK). inverse, scores: of `weights_kernel`, for chunks counted from each
-    sequence's first row. Other arguments as for `recurrent_kernel`."""
+    """Computes Kimi Delta Attention chunk by chunk, writes `out`, and advances the sequences' states and convolution
+    states in place. Grid (sequences, HEADS, VALUE_DIM / BLOCK). inverse, scores: of `weights_kernel`, for chunks
+    counted from each sequence's first row. Other arguments as for `recurrent_kernel`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -17,12 +17,13 @@ def conv_kernel(
     STRIDE: tl.constexpr, SLOT: tl.constexpr, CONV: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, 2 * KEY_HEADS + VALUE_HEADS): heads of q, of k, of v.
+    """Computes out = silu(causal depthwise convolution of qkv) for rows below count[0], then divides each head of q and
+    k by its Euclidean norm. Grid (n, 2 * KEY_HEADS + VALUE_HEADS): heads of q, of k, of v.
 
-    qkv [n, channels], rows STRIDE apart; weight float32 [TAPS, channels]; states float32, slots SLOT apart, with
-    the inputs before a sequence's first row, [TAPS - 1, channels], at offset CONV; row_sequence int32 [n]: each
-    row's sequence; seq_first, seq_slot int32: each sequence's first row and state slot. out [n, channels], q scaled
-    by KEY_DIM^-0.5. SIZE: a power of two that holds a head.
+    qkv [n, channels], rows STRIDE apart; weight float32 [TAPS, channels]; states float32, slots SLOT apart, with the
+    inputs before a sequence's first row, [TAPS - 1, channels], at offset CONV; row_sequence int32 [n]: each row's
+    sequence; seq_first, seq_slot int32: each sequence's first row and state slot. out [n, channels], with q also
+    multiplied by KEY_DIM^-0.5. The states are not changed. SIZE: a power of two that holds a head.
     """
     if PDL:
         gdc_launch_dependents()

@@ -91,8 +91,9 @@ def convolve(
 def recurrent_rule(
     x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences, records: Tensor | None = None
 ) -> None:
-    """Computes the delta rule token by token for the sequences' rows: writes out and advances the states. records:
-    float32 [drafts, heads.pending_values], written for `commit_drafts`; None: without the sequences' drafts."""
+    """Computes the delta rule token by token for the sequences' rows: writes x.out and advances the states and
+    convolution states in x.states. records: float32 [drafts, heads.pending_values], written for `commit_drafts`; None:
+    all rows advance the states, as if none were drafts."""
     h, drafts = heads, None if records is None else sequences.drafts
     recurrent_kernel(
         (len(sequences.first), h.value_heads, h.value_dim // COLUMNS), x.qkv, x.mixed, x.gates.b, x.gates.a, x.rate,
@@ -109,7 +110,7 @@ def recurrent_rule(
 def commit_drafts(
     records: Tensor, states: Tensor, layer_first: Tensor, moved: Tensor, count: int, heads: DeltaHeads
 ) -> None:
-    """Moves the states of all layers of `count` sequences on by accepted drafts, in one launch.
+    """Advances the states of all layers of `count` sequences, in place, by their accepted drafts, in one launch.
 
     records: float32 [layers, drafts, heads.pending_values], from `recurrent_rule`; states: float32 [slots, values];
     layer_first: int32 [layers], each layer's first number in a slot; moved: int32 [3, count or more], each sequence's
@@ -127,8 +128,8 @@ def commit_drafts(
 def chunked_rule(
     x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences, chunks: Tensor, inverse: Tensor
 ) -> None:
-    """Computes the delta rule in chunks, for sequences with many rows, none empty. For Kimi, whose decays differ by
-    dimension, see `kimi_chunked_rule`.
+    """Computes the delta rule in chunks, for sequences with many rows, none empty: writes x.out and advances the states
+    and convolution states in x.states. For Kimi, whose decays differ by dimension, see `kimi_chunked_rule`.
 
     chunks: int32 [chunks, 2], first row and number of rows, from `chunks_of`; inverse: scratch of mixed's dtype [n,
     value_heads, DELTA_CHUNK].
@@ -151,8 +152,8 @@ def chunked_rule(
 
 
 def kimi_chunks_fit(dtype: torch.dtype) -> bool:
-    """True if `kimi_chunked_rule` can take this dtype of the convolution's output: its kernels hold 128 KiB of float32
-    in shared memory, more than consumers' GPUs have."""
+    """Returns whether `kimi_chunked_rule` fits this GPU's shared memory for this dtype of the convolution's output.
+    With float32 its kernels need 128 KiB, more than consumer GPUs have."""
     return dtype is not torch.float32 or shared_memory() >= HOPPER_SHARED_MEMORY
 
 

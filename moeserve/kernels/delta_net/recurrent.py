@@ -69,8 +69,9 @@ def recurrent_kernel(
     VALUE_DIM: tl.constexpr, TILED: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SHARE: tl.constexpr, BY_CHANNEL: tl.constexpr, BOUND: tl.constexpr, RECORD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a sequence's first
-    row, number of rows (0: padding) and state slot.
+    """Computes the gated delta rule token by token, writes `out`, and advances the sequences' states and convolution
+    states in place. Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a
+    sequence's first row, number of rows (0: padding) and state slot.
 
     seq_drafts, seq_record int32: how many of a sequence's last rows are drafts, which do not move its state, and the
     first of their records; records float32, RECORD apart: see `commit_kernel`. All None: there are no drafts.
@@ -160,8 +161,8 @@ def commit_kernel(
     VALUE_DIM: tl.constexpr, TILED: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SHARE: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences * LAYERS, VALUE_HEADS, VALUE_DIM / BLOCK): moves the states of all layers on by accepted drafts,
-    with the arithmetic of `recurrent_kernel`.
+    """Advances the states of all layers, in place, by the accepted drafts, from the records that `recurrent_kernel`
+    wrote and with its arithmetic. Grid (sequences * LAYERS, VALUE_HEADS, VALUE_DIM / BLOCK).
 
     records float32 [LAYERS, drafts, RECORD], layers LAYER apart: the channels before and after the convolution, then
     beta of each value head, then the decays. layer_first int32 [LAYERS]: a layer's first number in a slot of states.

@@ -38,10 +38,11 @@ def embed(
     streams: int = 1,
     fills: bool = False,
 ) -> None:
-    """Looks up the rows of tokens: x[i] = scale * row ids[i] of the table, repeated in each of `streams`
-    equal parts, for i < count[0]. An id out of range reads the nearest row. Where ids[i] is EMBEDDED, x[i] is
-    left unchanged, or, with `fills`, becomes row 0. ids int32 [n], x float32 [n, streams * hidden]. places:
-    the slot tables, in which the same launch writes an entry for each of these rows."""
+    """Looks up the rows of tokens: x[i] = scale * row ids[i] of the table, repeated in each of `streams` equal parts,
+    for i < count[0]. An id out of range reads the nearest row. Where ids[i] is EMBEDDED, x[i] is left unchanged, or,
+    with `fills`, becomes row 0. ids int32 [n], x float32 [n, streams * hidden]; planes: codes, scales and supers of the
+    table (`Planes`); kind: ggml's number of its type. places: the slot tables, in which the same launch writes an entry
+    for each of these rows."""
     n, hidden = len(x), x.shape[1] // streams
     table = weight_of(planes, kind, hidden)
     embed_kernel(

@@ -30,8 +30,8 @@ def align_kernel(
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     CHUNK: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (EXPERTS). ids int32 [n, TOP_K], rows STRIDE apart; negative ids, and rows from count[0] on, have no
-    route.
+    """Sorts the routes by expert into blocks of BLOCK routes, a program per expert. Grid (EXPERTS). ids int32 [n,
+    TOP_K], rows STRIDE apart; negative ids, and rows from count[0] on, have no route.
 
     block_expert int32 [BLOCKS]: each block's expert, -1 for unused blocks; block_routes int32 [BLOCKS, BLOCK]: its
     routes (row * TOP_K + j), ascending, -1 where it is not full. E: a power of two above EXPERTS; CHUNK: routes per

@@ -76,7 +76,7 @@ def integers_down(
     h: IntegerRows, down: Planes, routing: RouteBlocks, parts: Tensor, *, tile: IntegerTile
 ) -> None:
     """Computes parts[route] = down(h[route]) for every route in the blocks; other parts stay unchanged. parts [n,
-    top_k, hidden], possibly part of a wider tensor [n, .., hidden]."""
+    top_k, hidden], possibly part of a wider tensor [n, .., hidden]. Raises ValueError if `parts` has other strides."""
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
     if parts.stride() != (per_token * hidden, hidden, 1):

@@ -64,7 +64,7 @@ def large_batch_down(
     """Computes parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. parts
     [n, top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32 [experts, hidden]. unpacked: all
     experts' matrices as floats; None: they are unpacked into the scratch. down_kind: ggml's number of the matrix's
-    type."""
+    type. Raises ValueError if `parts` has other strides."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden

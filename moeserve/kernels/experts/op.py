@@ -146,8 +146,10 @@ def experts_up(
     *,
     options: Gated = SILU,
 ) -> None:
-    """Computes h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks. h [n *
-    top_k, ff]. gate_kind, up_kind: ggml's numbers of the matrices' types."""
+    """Computes h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks of
+    `align_routes`: block_expert int32 [blocks], block_routes int32 [blocks, block]. x [n, hidden], h [n * top_k, ff]:
+    floats; cols: hidden. gate, up: codes, scales and supers of `Planes`; gate_kind, up_kind: ggml's numbers of the
+    matrices' types."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     tile_up = _METHODS[block_routes.shape[1]].up
     assert tile_up is not None
@@ -166,9 +168,10 @@ def experts_down(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """Computes parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. parts
-    [n, top_k, hidden], possibly part of a wider tensor [n, .., hidden]; norm.add_norm later multiplies them by weights
-    and adds them. bias float32 [experts, hidden]. down_kind: ggml's number of the matrix's type."""
+    """Computes parts[route] = down(h[route]) + bias for every route in the blocks, which are given as for `experts_up`;
+    other parts stay unchanged. h [n * top_k, ff]; cols: ff. parts [n, top_k, hidden], possibly part of a wider tensor
+    [n, .., hidden]; norm.add_norm later multiplies them by weights and adds them. bias float32 [experts, hidden].
+    down_kind: ggml's number of the matrix's type. Raises ValueError if `parts` has other strides."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden

@@ -140,7 +140,7 @@ def quads_down(
 ) -> None:
     """Computes parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. h [n *
     top_k, ff] in quad order; parts [n, top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32
-    [experts, hidden]. down_kind: ggml's number of the matrix's type."""
+    [experts, hidden]. down_kind: ggml's number of the matrix's type. Raises ValueError if `parts` has other strides."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden

@@ -79,8 +79,11 @@ def small_batch_up(
 ) -> None:
     """Computes h[i * top_k + j] = gated(gate(x[i]), up(x[i])) with expert ids[i, j], int32 [n, top_k]; negative: none.
 
-    ids may be columns of a wider tensor. h [n * top_k, ff], or its int8 form. x_top_k: routes that share a row of x;
-    None: top_k. 1: x has a row for each route. gate_kind, up_kind: ggml's numbers of the matrices' types."""
+    x, codes, scales: GpuActivations [n, hidden]; a form that neither matrix reads may be None. ids may be columns of a
+    wider tensor. The result is written to h [n * top_k, ff], or, if given, as int8 to h_codes and h_scales instead.
+    x_top_k: routes that share a row of x; None: top_k. 1: x has a row for each route. gate_kind, up_kind: ggml's
+    numbers of the matrices' types.
+    """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     t = up_tile(g, u, len(ids)) if tile is None else tile
     floats, words, word_scales = floats_and_integers(g, u, x, codes, scales)
@@ -137,8 +140,9 @@ def small_batch_down(
     tile: GemvTile | None = None,
 ) -> None:
     """Computes out[i] = sum_j weights[i, j] * (down(h[i * top_k + j]) + bias) with expert ids[i, j], skipped if
-    negative, for i < count[0]; adds: added to out[i]. ids, weights [n, top_k], each may be columns of a wider tensor;
-    bias float32 [experts, hidden]; out [n, hidden]. down_kind: ggml's number of the matrix's type."""
+    negative, for i < count[0]; adds: added to out[i]. h, or h_codes with h_scales: GpuActivations [n * top_k, ff]. ids
+    int32, weights float32 [n, top_k], each may be columns of a wider tensor; bias float32 [experts, hidden]; out [n,
+    hidden]. down_kind: ggml's number of the matrix's type."""
     w = weight_of(down, down_kind, cols)
     n, top_k = ids.shape
     t = down_tile(w, top_k, n) if tile is None else tile

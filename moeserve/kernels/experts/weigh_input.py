@@ -19,8 +19,9 @@ def weigh_input_kernel(
     x, weights, count, y, codes, scales, kept, STRIDE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows). x float32 [n, COLS]; weights float32 [n], STRIDE apart; y [n, COLS], and codes with scales, each
-    optional; kept float32 [n]. SIZE: a power of two that holds a row."""
+    """Computes y = weight * x for each row below count[0], moves the weight to `kept`, and replaces it by 1. Grid
+    (rows). x float32 [n, COLS]; weights float32 [n], STRIDE apart; y [n, COLS], and codes with scales, each optional;
+    kept float32 [n]. SIZE: a power of two that holds a row."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

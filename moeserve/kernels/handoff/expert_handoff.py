@@ -149,12 +149,13 @@ class ExpertHandoff:
         """Launches the transfer of rows to the CPU, whose experts start at once.
 
         x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, negative: none
-        (padding rows have only such ids); weights: float32 [n, top_k]. expert_map: overrides the layer's, if only
-        some of its CPU experts are to be computed; -1 for the others. on_gpu: int32 [n, top_k], with the strides of
-        ids, for experts that move while steps run: the GPU computes the routes with a value >= 0, whatever the map
-        says. The GPU's kernels decide by the same values, so each route is computed once. All on the device; x
-        contiguous, ids and weights contiguous or columns of wider tensors; n <= max_tokens. Routes to experts not on
-        the CPU are skipped; if all are, the stream will not wait.
+        (padding rows have only such ids); weights: float32 [n, top_k]. expert_map: overrides the layer's, if only some
+        of its CPU experts are to be computed; -1 for the others. on_gpu: int32 [n, top_k], with the strides of ids, for
+        experts that move while steps run: the GPU computes the routes with a value >= 0, whatever the map says. The
+        GPU's kernels decide by the same values, so each route is computed once. All on the device; x contiguous, ids
+        and weights contiguous or columns of wider tensors; n <= max_tokens. Routes to experts not on the CPU are
+        skipped; if all are, the stream will not wait. Raises ValueError for a layer without CPU experts, or a number of
+        rows outside 1 .. max_tokens.
         """
         n = len(x)
         if self._layers[layer] is None or not 0 < n <= self._max_tokens:

@@ -53,8 +53,10 @@ def publish_kernel(
     COLS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row. x [n, COLS]; ids int32, weights float32 [n, TOP_K], rows STRIDE apart; expert_map int32
-    [experts]; on_gpu int32 [n, TOP_K], optional, rows STRIDE apart: the GPU computes routes with a value >= 0.
+    """Copies each row with an expert on the CPU to the shared region, with the experts' indices and weights; the last
+    program to finish raises the request flag for the pool. A program per row. x [n, COLS]; ids int32, weights float32
+    [n, TOP_K], rows STRIDE apart; expert_map int32 [experts]; on_gpu int32 [n, TOP_K], optional, rows STRIDE apart: the
+    GPU computes routes with a value >= 0.
 
     Optional: codes int8 [.., 1.5 * COLS], metas int32 (the same rows' second part), floats float32 [.., COLS].
     steps int32: how often this layer was published; ticket int64: 0 between launches. present int32 [n]: 1 if the
@@ -128,10 +130,8 @@ def combine_kernel(
     result, present, out,
     COLS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row: out float32 [n, COLS] = result, or zeros for a row without an expert on the CPU.
-
-    present: as in publish_kernel.
-    """
+    """Copies the pool's results from the shared region to out, float32 [n, COLS]; a row without an expert on the CPU
+    becomes zeros (its `present` is 0, see publish_kernel). A program per row."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -50,8 +50,9 @@ def block_index_kernel(
     EPS: tl.constexpr, OF_TOKENS: tl.constexpr, SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TIME: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS + 1): programs (i, 0 .. HEADS - 1) normalise and rotate the heads of row i, (i, HEADS) stores its
-    index key: OF_TOKENS: normalised and rotated; else as it is, for `complete_blocks_kernel`. Rows < count[0].
+    """Writes the normalised and rotated index queries of rows i < count[0], and stores their index keys: with OF_TOKENS
+    normalised and rotated, else unchanged, for `complete_blocks_kernel`. Grid (n, HEADS + 1): programs (i, 0 .. HEADS -
+    1) have the heads of row i, (i, HEADS) its key.
 
     q_norm, k_norm float32 [DIM]; rotary, HEIGHT, WIDTH, TIME: see `row_angles`; other arguments as for
     `index_store_kernel`.

@@ -52,9 +52,10 @@ def index_store(
     """Writes the rotated index queries, and stores the tokens' index keys in the KV pool, for i < count[0]:
     `reference.index_store`.
 
-    q [n, heads * dim], keys [n, dim], rows at any stride; norm, bias float32 [dim]; cos, sin float32 [positions,
-    rotary / 2]; positions, slots int32 [n] (negative slot: not stored); queries float16 [n, heads, dim]; index_keys
-    float16 [slots, 1, dim]. eps: added to the mean square under the norm's root."""
+    q [n, heads * dim], keys [n, dim], rows at any stride; norm, bias float32 [dim]; cos, sin float32 [positions, rotary
+    / 2]; positions, slots int32 [n] (negative slot: not stored); queries float16 [n, heads, dim]; index_keys float16
+    [slots, 1, dim]. eps: added to the variance under the LayerNorm's root.
+    """
     n, heads, dim = queries.shape
     index_store_kernel(
         (n, heads + 1), q, keys, norm, bias, cos, sin, positions, slots, count, queries, index_keys, q.stride(0),
@@ -126,7 +127,8 @@ def pool_store(
 
     gates [n, dim], rows at any stride; ape float32 [keys of a block, dim]; table int32 [requests, length], which has
     the rows' slots; req_slots int32 [n]; index_keys float16 [slots, 1, 2 * dim]. Other arguments as for `index_store`.
-    eps: added to the mean square under the norm's root."""
+    eps: added to the variance under the LayerNorm's root.
+    """
     (n, heads, dim), size = queries.shape, next_power_of_2(queries.shape[2])
     pool_store_kernel(
         (n, heads + 1), q, keys, gates, norm, bias, slots, count, queries, index_keys, q.stride(0), keys.stride(0),

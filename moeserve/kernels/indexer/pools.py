@@ -15,7 +15,7 @@ from torch import Tensor
 def pooled_keys(keys: Tensor, gates: Tensor, norm: Tensor, bias: Tensor, eps: float, ape: Tensor) -> Tensor:
     """Returns the index keys of a sequence's complete blocks, float64 [blocks, dim]. keys, gates [tokens, dim]: keys
     before their LayerNorm, whose weight and bias are norm and bias, [dim]; ape [keys of a block, dim]. eps: added to
-    the mean square under the norm's root."""
+    the variance under the LayerNorm's root."""
     pooled, dim = ape.shape
     blocks = len(keys) // pooled
     normed = torch.nn.functional.layer_norm(keys.double(), (dim,), norm.double(), bias.double(), eps)

@@ -16,8 +16,9 @@ def pool_store_kernel(
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, GATE_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS + 1): programs (i, 0 .. HEADS - 1) write the index queries of row i, (i, HEADS) stores the
-    LayerNorm of its key and its gate in its slot, for `complete_pools_kernel`; rows < count[0].
+    """Writes the index queries of rows i < count[0], and stores the LayerNorm of each row's key and its gate in the
+    row's slot, for `complete_pools_kernel`. Grid (n, HEADS + 1): programs (i, 0 .. HEADS - 1) have the heads of row i,
+    (i, HEADS) its key.
 
     q [n, HEADS * DIM], keys, gates [n, DIM], rows at their strides; norm, bias float32 [DIM]; queries [n, HEADS, DIM];
     index_keys [slots, 2 * DIM]: row slots[i] is written unless slots[i] is negative. SIZE: a power of two that holds

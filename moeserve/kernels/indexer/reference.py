@@ -39,8 +39,9 @@ def index_store(
     the KV pool.
 
     q [n, heads, dim]; keys [n, dim]; norm, bias [dim]; cos, sin [n, rotary / 2]: the first `rotary` numbers of a head
-    rotate, in pairs of neighbours or in halves. slots [n]; index_keys [slots, 1, dim], float16 (or wider): rows
-    `slots` are written. eps: added to the mean square under the norm's root."""
+    rotate, in pairs of neighbours or in halves. slots [n]; index_keys [slots, 1, dim], float16 (or wider): rows `slots`
+    are written. eps: added to the variance under the LayerNorm's root.
+    """
     rotary, rotate = 2 * cos.shape[1], rotate_pairs if in_pairs else rotate_halves
 
     def rotated(heads: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ def index_store_kernel(
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     IN_PAIRS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS + 1): programs (i, 0 .. HEADS - 1) rotate the heads of row i, (i, HEADS) stores its index key, the
-    rotated LayerNorm; rows < count[0].
+    """Writes the rotated index queries of rows i < count[0], and stores their index keys, the rotated LayerNorm of
+    keys. Grid (n, HEADS + 1): programs (i, 0 .. HEADS - 1) have the heads of row i, (i, HEADS) its key.
 
     q [n, HEADS * DIM], keys [n, DIM], rows at their strides; norm, bias float32 [DIM]; cos, sin float32 [positions,
     ROTARY / 2]; queries [n, HEADS, DIM]; index_keys [slots, DIM]: row slots[i] is written unless slots[i] is negative.

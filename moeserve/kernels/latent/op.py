@@ -54,8 +54,8 @@ def linear_by_head(
     x: Tensor, planes: list[Tensor], kind: int, cols: int, blocks: RouteBlocks, count: Tensor, out: Tensor
 ) -> None:
     """Computes out[t, h] = W_h x[t, h], with one matrix per head. x floats [n * heads, cols], out [n * heads, rows],
-    contiguous; blocks: `by_head` of the n rows, all of which are computed. kind: ggml's number of the weights'
-    type."""
+    contiguous; blocks: `by_head` of the n rows, all of which are computed. planes: codes, scales and supers of the
+    matrices [heads, rows, cols] (`Planes`). kind: ggml's number of the weights' type."""
     tile = method_for(max(len(x) // planes[0].shape[0], FEWEST_TILED_ROWS)).down
     assert tile is not None
     run_gemm(x, weight_of(planes, kind, cols), None, blocks, count, out, tile=tile)
@@ -162,7 +162,8 @@ def decode_latent(
     *,
     least: int = 1,
 ) -> None:
-    """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
+    """Launches latent attention of decode rows: row i < count[0] attends to the keys in slots table[req_slots[i], :
+    positions[i] + 1]. Writes `out`.
 
     q [n, heads, rank], rotated [n, heads, rotary], scaled, of the keys' dtype; keys [slots, 1, rank + rotary];
     table int32 [requests, length]; workspace: `decode_workspace` for at least n rows; out [n, heads, rank]. least:
@@ -186,9 +187,9 @@ def decode_latent(
 def prefill_latent(
     q: Tensor, rotated: Tensor, keys: Tensor, table: Tensor, tiles: Tensor, out: Tensor
 ) -> None:
-    """Launches causal latent attention of prompt chunks to all tokens up to each row. tiles: int32, on the GPU, from
-    attention.op.prefill_tiles for the same number of heads, one KV head and a width of rank + rotary. Other arguments
-    as for `decode_latent`."""
+    """Launches causal latent attention of prompt chunks to all tokens up to each row, and writes out [n, heads, rank].
+    tiles: int32 [tiles, 4], on the GPU, from attention.op.prefill_tiles for the same number of heads, one KV head and a
+    width of rank + rotary. Other arguments as for `decode_latent`."""
     _attend_whole(q, rotated, keys, table, tiles, None, None, None, out)
 
 
@@ -202,9 +203,9 @@ def attend_chosen(
     count: Tensor,
     out: Tensor,
 ) -> None:
-    """Row i < count[0] attends to the slots chosen[i, : lasts[i] + 1], as `decode_latent` would with few rows; without
-    splits, for many. chosen int32 [n, any], row_numbers int32 [n]: 0, 1, ...; other arguments as for
-    `decode_latent`."""
+    """Launches latent attention to chosen keys: row i < count[0] attends to the slots chosen[i, : lasts[i] + 1]. As
+    `decode_latent`, but the keys of a row are not split over programs, which suits many rows. chosen int32 [n, any],
+    row_numbers int32 [n]: 0, 1, ...; other arguments as for `decode_latent`."""
     _attend_whole(q, rotated, keys, chosen, None, row_numbers, lasts, count, out)
 
 

@@ -15,9 +15,9 @@ from moeserve.kernels.norm.reference import norm as rms_norm
 
 
 def rotate_pairs(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates pairs of neighbours in heads [n, any number, rotary] by the angles cos, sin [n, rotary / 2], float64,
-    as in https://arxiv.org/abs/2104.09864. A pair's results are placed half the width apart; products of q and k do
-    not depend on that order."""
+    """Returns heads [n, any number, rotary] with pairs of neighbours rotated by the angles whose cosines and sines are
+    cos, sin [n, rotary / 2], in float64, as in https://arxiv.org/abs/2104.09864. A pair's results are placed half the
+    width apart; products of q and k do not depend on that order."""
     a, b = heads[..., 0::2].double(), heads[..., 1::2].double()
     c, s = cos.double()[:, None], sin.double()[:, None]
     return torch.cat([a * c - b * s, b * c + a * s], dim=-1)

@@ -17,8 +17,9 @@ def gated_rows_kernel(
     products, count, h, codes, scales,
     COLS: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, blocks of BLOCK columns). products float32 [n, 2 * COLS]: gate's product of row i < count[0], then
-    up's. h, and codes with scales: [n, COLS], each optional."""
+    """Computes h = gated(gate's product, up's product) for rows below count[0]. Grid (n, blocks of BLOCK columns).
+    products float32 [n, 2 * COLS]: gate's product of row i < count[0], then up's. h, and codes with scales: [n, COLS],
+    each optional."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

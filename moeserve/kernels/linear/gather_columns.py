@@ -20,8 +20,10 @@ def gather_columns_kernel(
     x, order, ids, count, y, codes, scales, TOP_K: tl.constexpr, STRIDE: tl.constexpr, COLS: tl.constexpr,
     SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows * TOP_K). x [n, COLS]; order int32 [COLS], or [experts, COLS] with ids int32 [n, TOP_K], rows STRIDE
-    apart; y [n * TOP_K, COLS], and codes with scales, optional. SIZE: a power of two that holds a row."""
+    """Computes y[i] = x[i, order]; with ids, y[i * TOP_K + j] = x[i, order[ids[i, j]]], for rows i < count[0] and ids
+    that are not negative. Grid (rows * TOP_K). x [n, COLS]; order int32 [COLS], or [experts, COLS] with ids int32 [n,
+    TOP_K], rows STRIDE apart; y [n * TOP_K, COLS] of x's dtype; codes with scales (y quantised) are optional. SIZE: a
+    power of two that holds a row."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -90,8 +90,9 @@ def launch(
     partials: Tensor | None = None,
     counters: Tensor | None = None,
 ) -> None:
-    """Launches `integer_gemm_kernel` (its arguments): products of x with the matrices `first`, or with `first` and
-    `second` joined by the activation. partials (float32) and counters (int32, zeros): needed where split > 1."""
+    """Launches `integer_gemm_kernel`, which explains the arguments, and writes `out`: products of x with the matrices
+    `first`, or with `first` and `second` joined by the activation. partials (float32) and counters (int32, zeros):
+    needed where split > 1."""
     # Gluon's modules are imported where its kernels run.
     from moeserve.kernels.linear.code_boxes import code_boxes
     from moeserve.kernels.linear.integer_gemm import integer_gemm

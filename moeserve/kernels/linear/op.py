@@ -38,8 +38,9 @@ def slices_k(*weights: Weight) -> bool:
 
 
 def is_gemv(tokens: int, x: Tensor | None, *weights: Weight) -> bool:
-    """Returns whether `linear` takes a GEMV for this padded number of tokens: not for wide matrices that the tensor
-    cores multiply faster, if there are float activations for them."""
+    """Returns whether `linear` takes a GEMV for `tokens` padded rows (int8 activations), rather than a product on the
+    tensor cores: not for wide matrices that the tensor cores multiply faster, if there are float activations for
+    them."""
     if tokens > gemv_tokens(weights[0].rows):
         return False
     by_tensor_cores = is_wide(weights[0].rows, weights[0].cols) and slices_k(*weights) and x is not None
@@ -157,7 +158,9 @@ def linear(
 ) -> None:
     """Computes out[i] = W x[i] + bias for rows i < count[0]; the second matrix gives the last columns (both quantised,
     or both floats). x, codes, scales: GpuActivations; float32 x is rounded to bfloat16 where the tensor cores multiply
-    it; bias float32 [rows of both], out [n, rows of both]. kind: ggml's number of the weights' type."""
+    it; bias float32 [rows of both], out [n, rows of both]. planes, second: codes, scales and supers of the matrices [1,
+    rows, cols] (`Planes`), second may be None; kind, second_kind: ggml's numbers of their types; cols: their
+    columns."""
     weight = weight_of(planes, kind, cols)
     other = None if second is None else weight_of(second, second_kind, cols)
     n = len(out)
@@ -207,7 +210,8 @@ def run_gemv(
     bias: Tensor | None = None,
 ) -> None:
     """Launches gemv.gemv_kernel: products of `blocks` blocks of tile.tokens rows with a matrix, or with two that have
-    the same columns. count: int32 [1], rows that exist; the others are not computed."""
+    the same columns. x, codes, scales: as for `linear`; out [n, rows of both], bias float32 [rows of both]. count:
+    int32 [1], rows that exist; the others are not computed."""
     floats, words, word_scales = floats_and_integers(weight, second, x, codes, scales)
     bn = tile.br * tile.nb
     gemv_kernel(
@@ -281,7 +285,8 @@ def run_gemm(
     top_k: int = 1,
     parts: int = 1,
 ) -> None:
-    """Launches gemm_kernel or sliced_k_gemm_kernel with tile.bm routes (dense: tokens) per block. bias float32
+    """Launches gemm_kernel or sliced_k_gemm_kernel with tile.bm routes (dense: tokens) per block. routing: the routes
+    by block; None: one matrix for all tokens, of which the first count[0] are computed. x [tokens, cols]; bias float32
     [experts, rows of both]; out has `parts` rows per token, the first top_k for its routes."""
     t = _fitting(tile, *(weight,) if second is None else (weight, second))
     run = sliced_k_gemm_kernel if t.sliced_k else gemm_kernel

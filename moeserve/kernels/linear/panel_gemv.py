@@ -50,8 +50,9 @@ def panel_gemv_kernel(
 def multiply_panels(
     x: GpuActivations, weight: Weight, panels: Tensor, num_panels: Tensor, count: Tensor, out: Tensor
 ) -> None:
-    """Multiplies x by some panels of a matrix (panel_gemv_kernel). panels: int32 [most], of which num_panels[0] are
-    valid. out: float32 [n, width], with room for PANEL_ROWS columns of each panel."""
+    """Launches the products of x's rows i < count[0] with some panels of a matrix, PANEL_ROWS rows each
+    (panel_gemv_kernel). panels: int32 [most], of which num_panels[0] are valid. out: float32 [n, width], with room for
+    PANEL_ROWS columns of each panel."""
     n = len(out)
     tokens = min(4, next_power_of_2(n))
     blocks = -(-n // tokens)

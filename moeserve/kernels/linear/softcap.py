@@ -15,7 +15,7 @@ BLOCK = 1024
 
 @kernel
 def softcap_kernel(x, SIZE: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Grid (blocks,). x float32 [SIZE]."""
+    """Replaces x float32 [SIZE] by CAP * tanh(x / CAP), in place. Grid (blocks of BLOCK numbers)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

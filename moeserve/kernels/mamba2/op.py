@@ -66,7 +66,7 @@ def scan(
     """Computes the recurrence (Mamba-2, https://arxiv.org/abs/2405.21060) for the sequences' rows: writes x.out [n,
     value_width] and advances x.states (float32). by_chunks: True: in chunks of tokens, which is faster for sequences
     with many rows; False: token by token. records: float32 [drafts, heads.pending_values], written token by token for
-    `commit_drafts`; None: without the sequences' drafts."""
+    `commit_drafts`; None: all rows advance the states, as if none were drafts."""
     h, drafts = heads, None if records is None else sequences.drafts
     scan_kernel(
         (len(sequences.first), h.num_heads, h.head_dim // COLUMNS), x.rows, x.mixed, x.rate, x.dt_bias, x.skip,
@@ -84,8 +84,8 @@ def scan(
 def commit_drafts(
     records: Tensor, states: Tensor, layer_first: Tensor, moved: Tensor, count: int, heads: Mamba2Heads
 ) -> None:
-    """Moves the states of all layers of `count` sequences on by accepted drafts, in one launch; the arguments are those
-    of the delta rule's `commit_drafts`."""
+    """Advances the states of all layers of `count` sequences, in place, by their accepted drafts, in one launch; the
+    arguments are those of the delta rule's `commit_drafts`."""
     h, layers = heads, len(layer_first)
     commit_kernel(
         (count * layers, h.num_heads, h.head_dim // COLUMNS), records, states, layer_first, moved, moved.stride(0),

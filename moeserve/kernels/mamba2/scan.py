@@ -31,9 +31,10 @@ def scan_kernel(
     SHARE: tl.constexpr, BY_CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, RECORD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, HEADS, HEAD_DIM / BLOCK). seq_first, seq_count, seq_slot int32: each sequence's first row,
-    number of rows (0: padding) and state slot. seq_drafts, seq_record, records: as for the delta rule's
-    `recurrent_kernel`; all None: there are no drafts, as always BY_CHUNKS.
+    """Computes Mamba-2's recurrence, writes `out`, and advances the sequences' states and convolution states in place.
+    Grid (sequences, HEADS, HEAD_DIM / BLOCK). seq_first, seq_count, seq_slot int32: each sequence's first row, number
+    of rows (0: padding) and state slot. seq_drafts, seq_record, records: as for the delta rule's `recurrent_kernel`;
+    all None: there are no drafts, as always BY_CHUNKS.
 
     rows [n, any], rows STRIDE apart: the convolution's inputs x, B and C, whose last rows become the convolution state,
     then a dt for each head. mixed [n, channels]: the convolution's output. rate, dt_bias, skip float32 [HEADS]. states
@@ -126,8 +127,8 @@ def commit_kernel(
     CONV: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE_DIM: tl.constexpr,
     TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences * LAYERS, HEADS, HEAD_DIM / BLOCK): moves the states of all layers on by accepted drafts, with
-    the arithmetic of `scan_kernel` token by token.
+    """Advances the states of all layers, in place, by the accepted drafts, from the records that `scan_kernel` wrote
+    and with its arithmetic token by token. Grid (sequences * LAYERS, HEADS, HEAD_DIM / BLOCK).
 
     records float32 [LAYERS, drafts, RECORD], layers LAYER apart: the channels before and after the convolution, then
     dt of each head, then the decays. layer_first, moved: as for the delta rule's `commit_kernel`; others: as for

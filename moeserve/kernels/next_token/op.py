@@ -75,8 +75,8 @@ class BlockPlaces:
 
 
 def block_places(ids: Tensor, positions: Tensor, kv_slots: Tensor, count: Tensor, out: BlockPlaces) -> None:
-    """Launches the computation of `out`: a step's rows as rows of the block, of which the first count[0] are valid.
-    int32 [n] each."""
+    """Launches the conversion of a step's rows to rows of the next-token block, and writes the first count[0] of `out`.
+    ids, positions, kv_slots: int32 [n], the step's."""
     n = len(ids)
     places_kernel(
         (-(-n // PLACES_BLOCK),), ids, positions, kv_slots, count, out.token_ids, out.positions, out.kv_slots, n,

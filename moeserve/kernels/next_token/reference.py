@@ -7,8 +7,9 @@ from torch import Tensor
 
 
 def joined_rows(x: Tensor, states: Tensor, token_norm: Tensor, state_norm: Tensor, eps: float) -> Tensor:
-    """Returns [n, 2 * hidden]: the norms of tokens' embeddings x [n, hidden] and of the states before them, side by
-    side. eps: added to the mean square under the norm's root."""
+    """Returns float64 [n, 2 * hidden]: RMSNorm(x) * token_norm and RMSNorm(states) * state_norm side by side. x [n,
+    hidden]: embeddings of tokens; states [n, hidden]: the hidden state before each; the norms' weights: [hidden]. eps:
+    added to the mean square under the norm's root."""
 
     def normed(rows: Tensor, weight: Tensor) -> Tensor:
         rows = rows.double()

@@ -14,8 +14,9 @@ from moeserve.kernels.launch import kernel
 def places_kernel(
     ids, positions, kv_slots, count, block_ids, block_positions, block_slots, N: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Grid (N / BLOCK). A step's rows as rows of the block: ids of tokens (0 for embeddings), positions - 1, and the KV
-    slots; -1 for a text's first token, of which there is no row. int32 [N] each."""
+    """Converts a step's rows to rows of the next-token block: block_ids are the ids of tokens (0 for embeddings),
+    block_positions the positions - 1, and block_slots the KV slots, -1 for a text's first token, which has no row in
+    the block. int32 [N] each, of which the first count[0] are written. Grid (N / BLOCK)."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = i < tl.minimum(tl.load(count), N)
     position = tl.load(positions + i, live, 0)
@@ -91,8 +92,10 @@ def keep_step_kernel(
 def keep_rows_kernel(
     states, chosen, kept, kept_position, STRIDE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
-    """Grid (requests). chosen int32, rows STRIDE apart: request slot, row of the last step (negative: keep none), and
-    the position after it, of each request."""
+    """Copies the states of chosen rows to their request slots in `kept`, and the next positions to `kept_position`.
+    Grid (requests). states [rows, COLS], kept [request slots, COLS] float32; kept_position int32, -1: nothing kept.
+    chosen int32, rows STRIDE apart: request slot, row of the last step (negative: keep none), and the position after
+    it, of each request."""
     i = tl.program_id(0)
     request, row = tl.load(chosen + i), tl.load(chosen + STRIDE + i)
     c = tl.arange(0, SIZE)

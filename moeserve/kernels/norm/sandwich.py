@@ -25,10 +25,10 @@ def sandwich_inputs_kernel(
     experts, experts_codes, experts_scales,
     COLS: tl.constexpr, EPS: tl.constexpr, BEHIND_EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i < count[0]: x += norm(block), then dense, router and experts = norm(x), each with its own
-    weight [COLS]; router and experts are skipped if router_norm or experts_norm is None. dense_norm None: dense and
-    router = x, without experts. BEHIND_EPS is that of block_norm. x float32, block [n,
-    COLS]; outputs, and their codes with scales: [n, COLS], each optional. SIZE: COLS or the power of two above."""
+    """Computes x += norm(block), then dense, router and experts = norm(x), each with its own weight [COLS]. A program
+    per row i < count[0]; router and experts are skipped if router_norm or experts_norm is None. dense_norm None: dense
+    and router = x, without experts. BEHIND_EPS is that of block_norm. x float32, block [n, COLS]; outputs, and their
+    codes with scales: [n, COLS], each optional. SIZE: COLS or the power of two above."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -69,7 +69,8 @@ def sandwich_sum_kernel(
     COLS: tl.constexpr, DENSE_STRIDE: tl.constexpr, P: tl.constexpr, PART_STRIDE: tl.constexpr, EPS: tl.constexpr,
     BEHIND_EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i < count[0]. With rows, it reads row rows[i], and x is not written.
+    """Adds a sandwiched layer's feed-forward outputs to x and stores the next norm. A program per row i < count[0].
+    With rows, it reads row rows[i], and x is not written.
 
     x = (x + norm(norm(dense) + norm(experts))) * factor and y = norm(x), with the norms' weights dense_norm,
     experts_norm, output_norm and weight [COLS]. Without dense: x = (x + norm(experts)) * factor. Without weight: y = x.

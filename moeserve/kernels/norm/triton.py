@@ -47,7 +47,8 @@ def add_norm_kernel(
     COLS: tl.constexpr, P: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
     CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i < count[0]. With rows, it reads row rows[i] of x, and x is not written.
+    """Computes x = x + attended + extra + sum_j part_weights[j] * parts[j], then y = RMSNorm(x) * weight. A program per
+    row i < count[0]. With rows, it reads row rows[i] of x, and x is not written.
 
     x float32 [n, COLS]; parts [n, P, COLS], weighted by part_weights [n, P]; parts whose part_ids [n, P] are negative
     do not count; attended and extra float32 [n, COLS], optional. y, codes with scales, exact float32: [m, COLS], each

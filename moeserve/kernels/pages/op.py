@@ -26,8 +26,9 @@ def move_pages_kernel(
     PAGE_WORDS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Grid (slots of all pages, tensors). slots: int64. pages: int32, or int16 if rows are not a multiple of 4
-    bytes; a word is one of these. tensors: int64 [tensors, 3]: address, words per slot, words before it in a page."""
+    """Copies rows from KV slots to pages (TO_PAGES), or from pages to KV slots. Grid (slots of all pages, tensors).
+    slots: int64. pages: int32, or int16 if rows are not a multiple of 4 bytes; a word is one of these. tensors: int64
+    [tensors, 3]: address, words per slot, words before it in a page."""
     index, tensor = tl.program_id(0), tl.program_id(1)
     address = tl.load(tensors + 3 * tensor)
     words = tl.load(tensors + 3 * tensor + 1)
@@ -63,13 +64,13 @@ class PageRows:
         self._words = min(MOST_WORDS, next_power_of_2(max(sizes) // width))
 
     def gather(self, slots: Tensor, pages: Tensor) -> None:
-        """Launches the copy of the KV slots' rows to pages, on the current stream. slots, pages: on the GPU, as in
-        reference.gather_pages."""
+        """Launches the copy of the KV slots' rows to pages, on the current stream. slots: int64 [pages * slots per
+        page]; pages: uint8 [pages, bytes per page], written; both on the GPU."""
         self._move(slots, pages, to_pages=True)
 
     def scatter(self, slots: Tensor, pages: Tensor) -> None:
-        """Launches the copy of pages to the KV slots' rows, on the current stream. slots, pages: on the GPU, as in
-        reference.scatter_pages."""
+        """Launches the copy of pages to the KV slots' rows, on the current stream. slots: int64 [pages * slots per
+        page]; pages: uint8 [pages, bytes per page]; both on the GPU."""
         self._move(slots, pages, to_pages=False)
 
     def _move(self, slots: Tensor, pages: Tensor, *, to_pages: bool) -> None:

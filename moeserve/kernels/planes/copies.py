@@ -19,8 +19,9 @@ CHUNK = 8 << 10
 
 @kernel
 def copy_scattered_kernel(copies, PROGRAMS: tl.constexpr, WORDS: tl.constexpr):
-    """Grid (PROGRAMS). copies int64 [1 + n, 3]: n, then for each piece its source, its target (both aligned to 16
-    bytes) and its bytes, a multiple of 4. WORDS: int32 words that a program copies at a time."""
+    """Copies the pieces that a table lists. Grid (PROGRAMS). copies int64 [1 + n, 3]: n, then for each piece its
+    source, its target (both aligned to 16 bytes) and its bytes, a multiple of 4. WORDS: int32 words that a program
+    copies at a time."""
     w = tl.arange(0, WORDS)
     for piece in range(1, 1 + tl.load(copies).to(tl.int32)):
         source = tl.multiple_of(tl.load(copies + 3 * piece), 16).to(tl.pointer_type(tl.int32))

@@ -64,8 +64,9 @@ class PanelLayout:
 
 
 def panels_to_planes(panels: Tensor, planes: Planes) -> None:
-    """Fills the planes. panels: uint8, the bytes of a `_C.Matrix` that has the planes' type and shape and was packed
-    for one NUMA node; on the planes' device. Raises ValueError if the sizes differ."""
+    """Converts panels, and writes the result to `planes`. panels: flat uint8, the bytes of a `_C.Matrix` that has the
+    planes' type and shape and was packed for one NUMA node; on the planes' device. Raises ValueError if the sizes
+    differ."""
     count = planes.experts * -(-planes.rows // PANEL_ROWS)
     if planes.rows % PANEL_ROWS:
         raise ValueError(f"{planes.rows} rows are not a multiple of a panel's 32")

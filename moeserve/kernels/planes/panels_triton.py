@@ -205,8 +205,9 @@ def unpack_scattered_kernel(
     SCALE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_BYTES: tl.constexpr,
     HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Grid (panels of a matrix, PARTS programs for the codes and one for the scales, matrices). addresses int64
-    [matrices, 4]: each matrix's panels (0: no matrix), and the targets of its codes, scales and supers."""
+    """Converts matrices in panels to planes; the panels may be anywhere in memory that the GPU reads. Grid (panels of a
+    matrix, PARTS programs for the codes and one for the scales, matrices). addresses int64 [matrices, 4]: each matrix's
+    panels (0: no matrix), and the targets of its codes, scales and supers."""
     at = addresses + 4 * tl.program_id(2)
     panels = tl.load(at)
     if panels != 0:
@@ -233,9 +234,10 @@ def unpack_scattered_kernel(
 
 
 def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
-    """Launches the conversion of a stack's first `experts`; other experts' planes stay unchanged.
+    """Launches the conversion of the first `experts` matrices of a stack from panels to `planes`; other experts' planes
+    stay unchanged.
 
-    panels: uint8, the bytes of the stack's `_C.Matrix`, on the planes' device, aligned to 16 bytes.
+    panels: flat uint8, the bytes of the stack's `_C.Matrix`, on the planes' device, aligned to 16 bytes.
     """
     f, whole = planes.type.layout, experts * planes.rows // PANEL_ROWS
     if planes.type.plane_book is not None:
@@ -261,7 +263,8 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
 
 
 def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -> None:
-    """Launches the conversion of matrices [rows, cols] of a quantised type, anywhere on the addresses' device.
+    """Launches the conversion of matrices [rows, cols] of a quantised type from panels to planes, which may be anywhere
+    on the addresses' device. Raises ValueError for a type of floats.
 
     addresses: int64 [matrices, 4]: each matrix's panels (0: no matrix), and its codes, scales and supers in planes
     (0 if the type has none), all aligned to 16 bytes.

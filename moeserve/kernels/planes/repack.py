@@ -187,8 +187,8 @@ def _split_bytes(octets: Tensor, width: int, bits: int) -> Tensor:
 
 
 def unpack_scales(f: BlockLayout, halves: Tensor, octets: Tensor, codes: Tensor) -> Unpacked:
-    """Unpacks a block's scales. halves: bytes of a block's float16 numbers; octets: its scale bytes, as stored; uint8
-    [n, blocks, bytes]."""
+    """Returns the blocks' codes with their scales unpacked to a byte each. halves: the bytes of a block's float16
+    numbers; octets: its scale bytes, as stored; codes: its codes. uint8 [n, blocks, bytes]."""
     stored = f.stored_scales
     if f.has_zero:
         return Unpacked(codes, halves, octets)

@@ -29,8 +29,8 @@ def trit_bytes(kind: QuantType, blocks: Tensor) -> BookBytes:
 
 
 def trit_panel_bytes(blocks: Tensor) -> BookBytes:
-    """Converts block columns of panels (csrc/formats/panel_layout.h): uint8 [panels, blocks, bytes]. Vector i of a half
-    has quads 5 i to 5 i + 4, a digit each."""
+    """Returns the bytes of planes for block columns of panels (csrc/formats/panel_layout.h), uint8 [panels, blocks,
+    bytes]. Vector i of a half has quads 5 i to 5 i + 4, a digit each."""
     header = 2 * PANEL_ROWS
     vectors = blocks[..., header:].unflatten(
         -1, (2, -1, 1, 16, 4)

@@ -17,8 +17,8 @@ FP8_MAX = 448.0
 
 
 def quantize_kv(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantises float32 [.., dim], dim a multiple of 32. Returns codes, int8 of the same shape, and scales, float16
-    [.., dim / 32].
+    """Quantises x, floats [.., dim], dim a multiple of 32, in blocks of 32 numbers. Returns codes, int8 of the same
+    shape, and scales, float16 [.., dim / 32].
 
     A block with NaN or infinity gets the scale NaN, so that the fault stays visible.
     """

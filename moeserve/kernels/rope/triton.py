@@ -111,9 +111,10 @@ def rope_store_kernel(
     GROUP: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TIME: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per token and KV head, with the HEADS / KV_HEADS query heads that read it. GROUP, SIZE and V_SIZE:
-    powers of two that hold the group, a head, and its value of V_DIM. For a token with a negative slot, or without k
-    and v, only q is stored.
+    """Normalises and rotates q and k, writes q_out, and stores keys and values in the KV pool, for rows below count[0].
+    A program per token and KV head, with the HEADS / KV_HEADS query heads that read it. GROUP, SIZE and V_SIZE: powers
+    of two that hold the group, a head, and its value of V_DIM. For a token with a negative slot, or without k and v,
+    only q is stored.
 
     Q_EPS, K_EPS, V_EPS: None without a norm; v's has no weights. Q_FULL, K_FULL: 0 for a norm per head, else a
     power of two that holds all heads, which are normalised together with a weight per column. V_SCALE: multiplies

@@ -126,8 +126,9 @@ def route_kernel(
     SCALE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, BT: tl.constexpr,
     E: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per BT rows. logits [n, EXPERTS]; bias, expert_scale float32 [EXPERTS], optional; ids,
-    local_expert_ids int32 and weights float32 [n, TOP_K], rows STRIDE apart. The options are `RouterOptions`'.
+    """Chooses each row's TOP_K experts and their weights. A program per BT rows. logits [n, EXPERTS]; bias,
+    expert_scale float32 [EXPERTS], optional; ids, local_expert_ids int32 and weights float32 [n, TOP_K], rows STRIDE
+    apart. The options are `RouterOptions`'.
 
     local_expert_ids, optional: expert_map[ids], an expert's index on this device, negative if elsewhere. The map is
     read once per route, because it may change meanwhile. Rows from count[0] on get ids -1 and weights 0.
@@ -182,8 +183,8 @@ def select_streamed_routes_kernel(
     ids, expert_map, streamed_ids, local_expert_ids,
     ROUTES: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program per BLOCK of the ROUTES of all rows, TOP_K per row, rows STRIDE apart. streamed_ids =
-    expert_map[ids], -1 for negative ids; local_expert_ids = the larger of its old value and that. All int32."""
+    """Computes streamed_ids = expert_map[ids], -1 for negative ids, and local_expert_ids = max(local_expert_ids,
+    streamed_ids), all int32. A program per BLOCK of the ROUTES of all rows, TOP_K per row, rows STRIDE apart."""
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = r < ROUTES
     if STRIDE != TOP_K:

@@ -37,12 +37,12 @@ def filter_and_draw_kernel(
     x, raw, slots, count, settings, history, ahead, block_max, block_sum, values, ids, tokens,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr, HAS_CHAINS: tl.constexpr,
 ):  # fmt: skip
-    """A program per row of x [n, VOCAB], scanned by scan_kernel: writes its token to tokens int32 [n], NOT_FINITE
-    if the row is not finite, NONE_ALLOWED if only its edits left nothing: raw [n, VOCAB], optional, is the row
-    before them. Records the token as its slot's output. ahead int32 [n], optional: number of earlier tokens of the
-    row's slot in this call; then nothing is recorded, and no slot may have a history, an order of samplers or DRY.
-    values float32, ids int32 [n, VOCAB]: scratch for candidates. B: a power of two that holds BLOCKS. HAS_CHAINS:
-    slots may have an order of samplers or DRY."""
+    """Draws a token for each row of x float32 [n, VOCAB], which scan_kernel has scanned, and writes it to tokens int32
+    [n]: NOT_FINITE if the row is not finite, NONE_ALLOWED if the row is finite before its edits (raw [n, VOCAB],
+    optional) and they left no token. A program per row below count[0]. Records the token as its slot's output. ahead
+    int32 [n], optional: number of earlier tokens of the row's slot in this call; then nothing is recorded, and no slot
+    may have a history, an order of samplers or DRY. values float32, ids int32 [n, VOCAB]: scratch for candidates. B: a
+    power of two that holds BLOCKS. HAS_CHAINS: slots may have an order of samplers or DRY."""
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(count):
         return

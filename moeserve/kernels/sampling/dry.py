@@ -64,8 +64,9 @@ def ends_in_breaker(tokens, n, mask, VOCAB: tl.constexpr):
 
 @kernel
 def dry_kernel(slots, count, settings, repeats, VOCAB: tl.constexpr):
-    """A program per row. Updates its slot's record to its tokens. Writes to repeats int32 [n, VOCAB], initially
-    zero, for each token that would continue a repetition: 1 + the exponent of the base in its penalty."""
+    """Updates the DRY record of each row's request slot to the slot's tokens. A program per row below count[0]. Writes
+    to repeats int32 [n, VOCAB], initially zero, for each token that would continue a repetition: 1 + the exponent of
+    the base in its penalty."""
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(count):
         return

@@ -46,7 +46,8 @@ def logprobs_kernel(
     x, targets, count, block_max, block_sum, values, ids, logprobs, ranks, top_ids, top_logprobs,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr, TOP_N: tl.constexpr,
 ):  # fmt: skip
-    """A program per row of x [n, VOCAB], scanned by scan_kernel without slots.
+    """Computes natural log-softmax of each row of x float32 [n, VOCAB], which scan_kernel has scanned without slots. A
+    program per row below count[0].
 
     Writes logprobs float32 [n] and ranks int32 [n] of targets int32 [n]: rank 0 if the row is not finite or the
     target is no token. top_ids int32, top_logprobs float32 [n, TOP_N]: the most likely tokens, lower ids first

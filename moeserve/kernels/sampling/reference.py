@@ -109,7 +109,8 @@ def edited_logits(logits: Tensor, p: Params) -> Tensor:
 
 
 def survivors(logits: Tensor, p: Params) -> tuple[Tensor, Tensor]:
-    """Returns the tokens that can be drawn: their ids, ascending, and their probabilities (float64).
+    """Returns the tokens that can be drawn from logits [vocab]: their ids, int64, ascending, and their probabilities,
+    float64, which sum to 1.
 
     The filters see the tokens in order of falling logit, then ascending id.
     """

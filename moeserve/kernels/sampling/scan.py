@@ -111,7 +111,8 @@ def scan_kernel(
     block_sum,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, blocks). logits float32 [n, VOCAB]; slots int32 [n], whose parameters apply to each row.
+    """Edits the logits of rows below count[0], and computes the maximum and mass of each block of BLOCK logits. Grid
+    (rows, blocks). logits float32 [n, VOCAB]; slots int32 [n], whose parameters apply to each row.
 
     repeats int32 [n, VOCAB], optional: dry_kernel's result. edited [n, VOCAB], optional: the logits after bias,
     penalties and masks. block_max float32 [n, blocks]: +inf if the block holds a NaN or +inf; block_sum: sum of

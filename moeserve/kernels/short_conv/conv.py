@@ -102,9 +102,9 @@ def commit_kernel(
     MOVED_STRIDE: tl.constexpr, LAYERS: tl.constexpr, LAYER: tl.constexpr, SLOT: tl.constexpr, CHANNELS: tl.constexpr,
     TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences * LAYERS, blocks of CHANNELS): moves the states of all layers on by accepted drafts' inputs.
-    records float32 [LAYERS, drafts, CHANNELS], layers LAYER apart; layer_first, moved: as for the delta rule's
-    `commit_kernel`."""
+    """Advances the states of all layers, in place, by the accepted drafts' inputs, which `state_kernel` recorded. Grid
+    (sequences * LAYERS, blocks of CHANNELS). records float32 [LAYERS, drafts, CHANNELS], layers LAYER apart;
+    layer_first, moved: as for the delta rule's `commit_kernel`."""
     sequence, layer = tl.program_id(0) // LAYERS, tl.program_id(0) % LAYERS
     tokens = tl.load(moved + 2 * MOVED_STRIDE + sequence)
     state = states + tl.load(moved + sequence).to(tl.int64) * SLOT + tl.load(layer_first + layer)

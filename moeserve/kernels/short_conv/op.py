@@ -27,7 +27,7 @@ def short_conv(
     """Computes y = c * conv(b * x), for rows below count[0], and advances the sequences' states. rows [n, row_width],
     at any stride; conv float32 [conv_kernel, channels]; states float32 [slots, any]: a slot's first heads.state_values
     are this layer's; y and codes with scales: GpuActivations [n, channels]. records: float32 [drafts, channels],
-    written for `commit_drafts`; None: without the sequences' drafts."""
+    written for `commit_drafts`; None: all rows advance the states, as if none were drafts."""
     h, s, drafts = heads, sequences, None if records is None else sequences.drafts
     blocks = -(-h.channels // BLOCK)
     sizes = rows.stride(0), states.stride(0), h.channels, h.conv_kernel, BLOCK, pdl()
@@ -45,8 +45,8 @@ def short_conv(
 def commit_drafts(
     records: Tensor, states: Tensor, layer_first: Tensor, moved: Tensor, count: int, heads: ShortConvHeads
 ) -> None:
-    """Moves the states of all layers of `count` sequences on by accepted drafts, in one launch; the arguments are those
-    of the delta rule's `commit_drafts`."""
+    """Advances the states of all layers of `count` sequences, in place, by their accepted drafts, in one launch; the
+    arguments are those of the delta rule's `commit_drafts`."""
     h, layers = heads, len(layer_first)
     commit_kernel(
         (count * layers, -(-h.channels // BLOCK)), records, states, layer_first, moved, moved.stride(0), layers,

@@ -18,6 +18,6 @@ def weights(x: Tensor, score: Tensor, eps: float) -> Tensor:
 
 
 def read(x: Tensor, score: Tensor, eps: float) -> Tensor:
-    """Returns the weighted sum of the streams, [n, hidden]. Arguments as for `weights`. eps: added to the mean square
-    under the norm's root."""
+    """Returns the weighted sum of the streams, float64 [n, hidden]. Arguments as for `weights`. eps: added to the mean
+    square under the norm's root."""
     return (weights(x, score, eps)[..., None] * x.double()).sum(dim=1)

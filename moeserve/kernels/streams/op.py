@@ -49,8 +49,8 @@ def norm_streams(
     out: StreamNorm,
 ) -> None:
     """`add_to_streams`, unless block is None; then out = RMSNorm of each stream * weight, for i < count[0]. weight:
-    float32 [streams, hidden]. rows int32 [m]: i takes only these values, without a block. eps: added to the mean
-    square under the norm's root."""
+    float32 [streams, hidden]. rows int32 [m]: only these rows of x are read, row rows[j] for output row j, and block
+    must be None; None: all rows. eps: added to the mean square under the norm's root."""
     assert block is None or rows is None
     _launch_norm(x, block, rows, count, weight, eps, len(weight), out)
 

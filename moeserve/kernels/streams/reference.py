@@ -48,7 +48,7 @@ def mix(gate: Tensor, normed: Tensor) -> Tensor:
 
 
 def inject(x: Tensor, block: Tensor, weights: Tensor) -> Tensor:
-    """Returns the residual [n, streams, hidden] after a block. block: its output, [n, hidden]; weights: the logits from
-    `read`, [n, streams]."""
+    """Returns the residual x [n, streams, hidden] after a block, in float64. block: its output, [n, hidden]; weights:
+    the logits from `read`, [n, streams]."""
     scale = 2 * torch.sigmoid(weights.double() / x.shape[1])
     return x.double() + scale[:, :, None] * block.double()[:, None]

@@ -35,10 +35,10 @@ def norm_mixed(
     eps: float,
     y: GpuActivations | None,
 ) -> None:
-    """Mixes x's streams and adds the block's output to each, unless block is None; then y = x over the root mean
-    square of all streams, for i < count[0]. x float32 [n, streams * hidden]; rows int32 [m]: i takes only these
-    values, without a block; y [m, streams * hidden]; None: only x changes. eps: added to the mean square under the
-    norm's root."""
+    """Mixes x's streams and adds the block's output to each, unless block is None; then y = x over the root mean square
+    of all streams, for i < count[0]. x float32 [n, streams * hidden]; rows int32 [m]: only these rows of x are read,
+    row rows[j] for output row j, and block must be None; None: all rows. y [m, streams * hidden]; None: only x changes.
+    eps: added to the mean square under the norm's root."""
     assert block is None or rows is None
     hidden = x.shape[1] // streams
     some = x if y is None else y.codes if y.x is None else y.x

@@ -48,9 +48,10 @@ def mixed_norm_kernel(
     root mean square of all its streams. Grid (m), for rows i < count[0].
 
     x float32 [n, STREAMS * HIDDEN]; parts to extra: see `block_output`; weights float32 [n, STREAMS * (1 + STREAMS)]:
-    added, then mix; None: x is not changed. rows int32 [m]: i takes only these values, and x stays unchanged. y and
-    codes with scales [m, STREAMS * HIDDEN], each optional; without both only x is written. BLOCK: a multiple of 32,
-    columns at once."""
+    added, then mix; None: x is not changed. rows int32 [m]: output row i is computed from row rows[i], and x stays
+    unchanged. y and codes with scales [m, STREAMS * HIDDEN], each optional; without both only x is written. BLOCK: a
+    multiple of 32, columns at once.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -27,10 +27,11 @@ def stream_norm_kernel(
     part_weights[i, j] * parts[i, j]; then y = RMSNorm(x[i, s]) * weight[s]. Grid (m, STREAMS), for rows i < count[0].
 
     x float32 [n, STREAMS * HIDDEN]; parts [n, P, HIDDEN]; parts whose part_ids [n, P] are negative do not count; extra
-    float32 [n, HIDDEN]; inject float32, rows INJECT_STRIDE apart; None: x is not changed. rows int32 [m]: i takes only
-    these values, and x stays unchanged. weight float32 [STREAMS, HIDDEN]. y and codes with scales [m, STREAMS *
-    HIDDEN], each optional; inverse float32 [m, STREAMS]: 1 / root mean square. None of these: only x is written. SIZE:
-    HIDDEN or the power of two above."""
+    float32 [n, HIDDEN]; inject float32, rows INJECT_STRIDE apart; None: x is not changed. rows int32 [m]: output row i
+    is computed from row rows[i], and x stays unchanged. weight float32 [STREAMS, HIDDEN]. y and codes with scales [m,
+    STREAMS * HIDDEN], each optional; inverse float32 [m, STREAMS]: 1 / root mean square. None of these: only x is
+    written. SIZE: HIDDEN or the power of two above.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

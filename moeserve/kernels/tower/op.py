@@ -42,8 +42,9 @@ def split_heads(
     heads: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Returns q, k and v in `dtype`, [3, n, heads, cols / heads]. first, rest: float32 [n, 3 * cols], the product's
-    parts. turns: cos and sin."""
+    """Returns q, k and v in `dtype`, [3, n, heads, cols / heads]: first + rest + bias, divided by head, with q and k
+    rotated. first, rest: float32 [n, 3 * cols], the product in two parts; rest may be None. bias: float32 [3 * cols] or
+    None. turns: cos and sin, float32 [n, cols / heads / 2] each; None: nothing rotates."""
     n, cols = len(first), first.shape[1] // 3
     out = torch.empty(3, n, heads, cols // heads, dtype=dtype, device=first.device)
     cos, sin = (None, None) if turns is None else turns

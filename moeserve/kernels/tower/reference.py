@@ -8,8 +8,8 @@ from torch.nn import functional
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm (https://arxiv.org/abs/1607.06450). x [n, cols]; weight and bias [cols]. Returns [n, cols]. eps: added
-    to the mean square under the norm's root."""
+    """LayerNorm (https://arxiv.org/abs/1607.06450). x [n, cols]; weight and bias [cols]. Returns [n, cols]. Computed in
+    float64. eps: added to the variance under the root."""
     return functional.layer_norm(x.double(), x.shape[-1:], weight.double(), bias.double(), eps)
 
 

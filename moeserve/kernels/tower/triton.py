@@ -37,8 +37,9 @@ def split_heads_kernel(
     first, rest, bias, cos, sin, out,
     HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, HEADS_SIZE: tl.constexpr, HALF_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n / ROWS, 3): q, k and v of ROWS rows. HALF: half of a head's numbers. first + rest + bias [n, 3 * HEADS *
-    2 * HALF]; rest, bias, and cos with sin are optional. out [3, n, HEADS, 2 * HALF]."""
+    """Adds the product's parts and the bias, divides rows into q, k and v by head, and rotates q and k in split halves.
+    Grid (n / ROWS, 3): q, k and v of ROWS rows. HALF: half of a head's numbers. first + rest + bias [n, 3 * HEADS * 2 *
+    HALF]; rest, bias, and cos with sin are optional. out [3, n, HEADS, 2 * HALF]."""
     WIDTH: tl.constexpr = HEADS * 2 * HALF
     part = tl.program_id(1)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None, None]

@@ -161,7 +161,8 @@ def tower_attention_kernel(
     BLOCK: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
     ATTENDING: gl.constexpr, COPYING: gl.constexpr,
 ):  # fmt: skip
-    """Grid (patches / (2 * ROWS), heads), with 4 warps. q and out [patches, WIDTH]; count: the number of patches.
+    """Computes attention in which all patches of a picture see each other, and writes `out`. Grid (patches / (2 *
+    ROWS), heads), with 4 warps. q and out [patches, WIDTH]; count: the number of patches.
 
     k_wide to v_narrow: TMA descriptors of keys and values [patches, WIDTH], with boxes of BLOCK rows and the columns of
     a head's part. ATTENDING, COPYING: registers of a thread in either kind of warpgroup.

@@ -76,8 +76,9 @@ def piecewise_forward_kernel(
     GROUP: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     MIXED: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (query tiles, batch * heads). Arguments are `op.forward`'s, contiguous; GROUP: query heads per KV head;
-    BLOCK: keys at a time; MIXED: keys at a time where both products are needed, a divisor of BLOCK."""
+    """Computes piecewise attention and its logsumexp: writes `out` and `lse`. Grid (query tiles, batch * heads).
+    Arguments are `op.forward`'s, contiguous; GROUP: query heads per KV head; BLOCK: keys at a time; MIXED: keys at a
+    time where both products are needed, a divisor of BLOCK."""
     # The last tiles see the most keys: they start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     head = tl.program_id(1)
