@@ -26,8 +26,8 @@ class Buffer:
 
 
 def activation_buffers(name: str, rows: int, cols: int, dtype: str, *, quantised: bool) -> list[Buffer]:
-    """Describes the buffers of activations [rows, cols] of this dtype: names, shapes and dtypes; allocates no memory.
-    quantised: whether the activations are also stored as int8 with scales."""
+    """Returns the descriptions (names, shapes, dtypes) of the buffers of activations [rows, cols] of this dtype;
+    allocates no memory. quantised: whether the activations are also stored as int8 with scales."""
     buffers = [Buffer(name, (rows, cols), dtype)]
     if quantised:
         buffers.append(Buffer(f"{name}_codes", (rows, cols), "int8"))

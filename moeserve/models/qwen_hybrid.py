@@ -46,8 +46,9 @@ _MOE_KEYS = MOE_KEYS | {"expert_shared_feed_forward_length": ("shared_expert_int
 def read_hybrid_shape(
     reader: ShapeReader, *, is_tiled: bool, merged_gates: bool, has_experts: bool = True
 ) -> ModelShape:
-    """Reads the shape. Raises ModelError. is_tiled: the file stores the first value head of every key head, then the
-    second ones, and so on. merged_gates: one matrix computes beta and alpha. has_experts: some layers have experts."""
+    """Reads the model's shape from the metadata, and returns it. Raises ModelError for a missing or unsupported
+    setting. is_tiled: the file stores the first value head of every key head, then the second ones, and so on.
+    merged_gates: one matrix computes beta and alpha. has_experts: some layers have experts."""
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(
         num_heads,

@@ -16,8 +16,9 @@ _WHOLE_FACTOR = "rope.scaling.yarn_attn_factor"  # of cos and sin: in place of Y
 def read_rope_scaling(
     metadata: Metadata, architecture: str, context_length: int, *, yarn_truncates: bool
 ) -> RopeScaling:
-    """Reads RoPE's scaling from the metadata. yarn_truncates: value if the file has no key. Raises ModelError
-    for settings that are out of range or contradict one another."""
+    """Reads RoPE's scaling from the metadata, and returns it; RopeScaling() if there is none. context_length: the
+    model's, in tokens. yarn_truncates: `RopeScaling.truncate` where the file does not state it. Raises ModelError for
+    settings that are out of range or contradict one another."""
 
     def key(suffix: str) -> str:
         return f"{architecture}.{suffix}"

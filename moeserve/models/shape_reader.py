@@ -80,8 +80,8 @@ class ShapeReader:
         return self._limits(suffix)[: self.num_layers]
 
     def next_token_limit(self, suffix: str) -> float | None:
-        """Reads the limit of the first next-token layer: the key's entry after the entries of the model's layers; None
-        if the key has no such entry."""
+        """Returns the activation limit of the first next-token layer: the key's entry after the entries of the model's
+        layers; None if the key has no such entry."""
         return next(iter(self._limits(suffix)[self.num_layers :]), None)
 
     def next_token_has_window(self) -> bool | None:
@@ -144,9 +144,10 @@ class ShapeReader:
         return self.integer(n.NEXTN_LAYERS, 0, self._num_blocks - 1, default=0)
 
     def heads(self, *, rotates_whole: bool = True, num_kv_heads: int | None = None) -> tuple[int, int, int]:
-        """Reads the numbers of query heads and KV heads, and the head dimension. rotates_whole: RoPE must rotate the
-        whole head; if False, `rotated` reads how many dimensions rotate. num_kv_heads: the layer's number, if layers
-        differ."""
+        """Returns the numbers of query heads and KV heads, and the head dimension, read from the metadata.
+        rotates_whole: RoPE must rotate the whole head; if False, `rotated` reads how many dimensions rotate.
+        num_kv_heads: the layer's number, if layers differ; None: it is read. Raises ModelError for numbers that are out
+        of range, that do not divide one another, or an odd head dimension."""
         num_heads = self.integer("attention.head_count", 1, 1024)
         if num_kv_heads is None:
             num_kv_heads = self.integer("attention.head_count_kv", 1, num_heads, default=num_heads)

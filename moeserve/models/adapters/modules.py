@@ -34,7 +34,8 @@ def parse_modules(texts: Iterable[str]) -> dict[str, str]:
 
 def resolve_directory(path: str | None, modules: int, most: int | None, memory: float | None) -> str | None:
     """Returns `--lora-dir` as an absolute path. modules: the adapters that are loaded at the start; most, memory:
-    `--max-loras` and `--lora-memory`. Raises ConfigError if the folder is missing or the other flags contradict it."""
+    `--max-loras` and `--lora-memory`. Returns None if it is not set. Raises FileError if the folder is missing,
+    ConfigError if the other flags contradict it."""
     if path is None:
         for flag, value in (("--max-loras", most), ("--lora-memory", memory)):
             if value is not None:

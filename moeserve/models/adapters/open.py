@@ -17,8 +17,8 @@ from moeserve.models.sources.gguf.file import split_set
 def open_adapter(
     name: str, path: Path, shape: ModelShape, folder: Path | None = None
 ) -> PeftAdapter | GgufAdapter:
-    """Opens a PEFT folder or a GGUF file, and checks its header against the model's shape; reads no weights. Raises
-    AdapterError.
+    """Opens an adapter, a PEFT folder or a GGUF file, checks its header against the model's shape, and returns it;
+    reads no weights. Raises AdapterError if it cannot be read, is not supported or does not fit.
 
     folder: an absolute path without links; all files, with links resolved, must be inside it. None: no restriction.
     """

@@ -78,8 +78,8 @@ class PeftConfig:
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """Reads the adapter's configuration (CONFIG_FILE) in the folder. Raises AdapterError if it is invalid or has an
-    unsupported setting, which the error names."""
+    """Reads and returns the adapter's configuration (CONFIG_FILE) in the folder. Raises AdapterError if it is invalid
+    or has an unsupported setting, which the error names."""
     path = folder / CONFIG_FILE
     try:
         found = read_json(path, MAX_BYTES)

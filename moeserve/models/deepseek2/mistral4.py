@@ -31,8 +31,9 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates like DeepSeek's folders, except for the router's default. Checks the rotated part of a head. Raises
-    ModelError."""
+    """Returns the metadata that follows from config.json, as for DeepSeek's folders, except that a router without
+    `scoring_func` uses softmax. Raises ModelError, also if `partial_rotary_factor` contradicts the head's rotated
+    part."""
     values = latent.derived(path, {**config, "scoring_func": config.get("scoring_func") or "softmax"})
     rotated = integer(path, config, "qk_rope_head_dim")
     key = rotated + integer(path, config, "qk_nope_head_dim")

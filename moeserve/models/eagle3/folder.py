@@ -91,8 +91,8 @@ class DraftHeadFolder(HuggingFaceFolder):
 
 
 def open_draft_head_folder(path: Path) -> DraftHeadFolder:
-    """Opens the folder of an EAGLE-3 head, with its tensors under the names that the engine uses. Raises ModelError for
-    a file that is missing or damaged and for settings that are not supported."""
+    """Opens and returns the folder of an EAGLE-3 head, with its tensors under the names that the engine uses; reads no
+    weights. Raises ModelError for a file that is missing or damaged and for settings that are not supported."""
     config = _flat(path / CONFIG, read_config(path))
     check_settings(path / CONFIG, config, _MAPPING)
     values = metadata_of(path / CONFIG, config, ARCHITECTURE, _MAPPING) | _own(path / CONFIG, config)

@@ -74,8 +74,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE. Raises ModelError for a missing or unsupported setting. Solar Open's settings need not state
-    that whole heads rotate."""
+    """Returns the metadata of RoPE that config.json's settings mean. Raises ModelError for a missing or unsupported
+    setting. Solar Open's settings need not state that whole heads rotate."""
     whole = {"partial_rotary_factor": 1.0, "rope_theta": 1e6} if config.get("model_type") == SOLAR else {}
     given = {name: value for name, value in config.items() if value is not None}
     return rope_of(path, {**whole, **given}, MAPPING)

@@ -27,8 +27,9 @@ def load_attention(
     *,
     is_sandwiched: bool,
 ) -> CpuAttention:
-    """Loads the attention of layer `index`. norm: the norm or stream mix before the layer. is_sandwiched: the layer's
-    blocks have norms behind them."""
+    """Loads and returns the weights of layer `index`'s attention. vector: loads a float32 vector by its full name;
+    matrix: loads a matrix; gated_q: loads the q or the gate part of a matrix that holds both. norm: the norm or stream
+    mix before the layer. is_sandwiched: the layer's blocks have norms behind them."""
     has_norm = shape.qk_norm in ("head", "full")
     ones = torch.ones(shape.head_dim) if shape.qk_norm == "unweighted" else None
     has_k_norm = has_norm and shape.kv_from is None

@@ -22,8 +22,9 @@ def load_compressed_attention(
     matrix: LoadMatrix,
     by_group: Callable[[str, int], Matrix],
 ) -> CpuCompressedAttention:
-    """Loads the attention of layer `index`. norm: the norm or stream mix before it. by_group: loads a matrix as a
-    given number of matrices, each with an equal part of the rows."""
+    """Loads and returns the weights of layer `index`'s compressed attention. vector, matrix: load a float32 vector and
+    a matrix by their full names. norm: the norm or stream mix before it. by_group: loads a matrix as a given number of
+    matrices, each with an equal part of the rows."""
     parts = [matrix(n.of_layer(index, part)) for part, _ in shape.input_parts]
     of_q = [n.ATTN_Q_B] if shape.indexer is None else [n.ATTN_Q_B, n.INDEXER_Q_B]
     return CpuCompressedAttention(

@@ -86,8 +86,8 @@ class CpuLoader:
         self._orders = SharedOrders()
 
     def load(self) -> CpuWeights:
-        """Loads all weights. Raises ModelError for a tensor that is missing, has another shape, or a type without
-        CPU kernels, and MemoryError."""
+        """Loads and returns all weights of the decoder. Raises ModelError for a tensor that is missing, has another
+        shape, or a type without CPU kernels, and MemoryError."""
         names = list(model_tensors(self._shape))
         return self._load(names, self._shape.num_layers, with_head=True)
 

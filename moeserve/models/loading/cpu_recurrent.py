@@ -22,9 +22,9 @@ def load_recurrence(
     group: Callable[..., LinearGroup],
     vector: Callable[[str], torch.Tensor],
 ) -> CpuDeltaNet | CpuMamba2 | CpuShortConv:
-    """Loads a recurrent layer. group: a function that loads the matrices with these part names as one group. vector: a
-    function that loads the float32 tensor with this name within the layer. norm: the norm or stream mix before the
-    layer."""
+    """Loads and returns the weights of a recurrent layer. group: a function that loads the matrices with these part
+    names as one group. vector: a function that loads the float32 tensor with this name within the layer. norm: the norm
+    or stream mix before the layer."""
     if isinstance(shape, Mamba2Shape):
         return load_mamba2(shape, norm, group, vector)
     if isinstance(shape, ShortConvShape):

@@ -34,8 +34,9 @@ LoadMatrix = Callable[[str], Matrix]
 def load_input(
     shape: ModelShape, block: str, norm: str, index: int | None, vector: Vector, matrix: LoadMatrix
 ) -> CpuInput:
-    """Loads the norm or stream mix that computes a block's input from the residual. index: the block's layer; None: the
-    head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of several streams."""
+    """Loads and returns the norm or stream mix that computes a block's input from the residual. index: the block's
+    layer; None: the head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of
+    several streams."""
     if index is not None and not shape.loaded_layers[index].has_input_norms:
         return Unnormed()
     streams = shape.streams if index is None else shape.streams_of(index)

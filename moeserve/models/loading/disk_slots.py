@@ -47,8 +47,9 @@ class SlotsOnDisk(NamedTuple):
 
 
 def open_slots(stream: CpuStream, layers: Sequence[SlotsOnDisk | None], reading: Reading) -> _C.DiskExperts:
-    """Allocates the slots' memory, starts the reading threads and reads the pinned experts. Raises ModelError for a
-    file that cannot be opened or read, or that was replaced since it was loaded."""
+    """Allocates the slots' memory, starts the reading threads and reads the pinned experts; returns the object that
+    reads missing experts. layers: None for a layer without experts on disk. Raises ModelError for a file that cannot be
+    opened or read, or that was replaced since it was loaded."""
     files = {at.path: at.version for layer in layers if layer is not None for at in layer.on_disk.in_file}
     path = next(iter(files))
     try:

@@ -76,8 +76,9 @@ class ExpertSlots:
         return self._is_filling
 
     def fetch(self, places: npt.NDArray[np.int32], decay: float) -> ExpertFetch | None:
-        """Returns what fetches experts within steps, into the same slots through the same staging buffer. places: see
-        `ExpertFetch`. Returns None if experts have biases or float matrices, which are copied one by one."""
+        """Returns what fetches experts within steps, into the same slots through the same staging buffer. places: int32
+        [layers, experts], see `ExpertFetch`; decay: factor of the experts' scores per step. Returns None if experts
+        have biases or float matrices, which are copied one by one."""
         if not all(layer is None or layer.is_quantised for layer in self._layers):
             return None
         sources = [

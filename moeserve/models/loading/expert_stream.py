@@ -107,8 +107,8 @@ class ExpertStream:
 
     def take(self, layer: int) -> GpuExperts:
         """Launches the unpacking of a layer's experts on the current stream, after their copy, and then the copy of the
-        layer after the next. The result is valid until the next call; its entries for experts that are not streamed are
-        undefined."""
+        layer after the next. Returns the unpacked experts. They are valid until the next call; its entries for experts
+        that are not streamed are undefined."""
         assert self._order[self._taken] == layer
         buffer = self._taken % 2
         self._taken += 1
@@ -194,8 +194,9 @@ class _Buffers:
 
     @classmethod
     def within(cls, raw: list[Tensor], planes: Tensor, matrices: Sequence[Matrix], experts: int) -> _Buffers:
-        """Divides a step's memory into the stream's buffers. raw, planes: uint8 on the device; experts: number of
-        experts that fit."""
+        """Returns the stream's buffers for one layer as views of a step's memory. raw: two flat uint8 tensors on the
+        device, for copies; planes: a flat uint8 tensor on the device, for unpacked experts; experts: number of experts
+        that fit."""
         panels: list[list[Tensor]] = [[] for _ in raw]
         repacked: list[Planes] = []
         at = used = 0

@@ -27,8 +27,9 @@ def load_compressed_attention(
     merged: LoadMerged,
     by_group: Callable[[str, int], Planes],
 ) -> GpuCompressedAttention:
-    """Loads the attention of layer `index`. norm: the norm or stream mix before it. by_group: loads a matrix as a
-    given number of matrices, each with an equal part of the rows."""
+    """Loads and returns the weights of layer `index`'s compressed attention. vector: loads a float32 vector by its full
+    name; merged: loads matrices over the same input. norm: the norm or stream mix before it. by_group: loads a matrix
+    as a given number of matrices, each with an equal part of the rows."""
 
     def name(part: str) -> str:
         return n.of_layer(index, part)

@@ -54,8 +54,8 @@ class GpuDraftHeadLoader(GpuLoader):
         self._head = head
 
     def load_head(self, model: ModelShape) -> GpuDraftHead:
-        """Loads all weights of a head that the plan has checked. model: the model that it drafts for. Raises
-        torch.OutOfMemoryError."""
+        """Loads and returns all weights of a draft head whose shapes were checked before. model: the model that it
+        drafts for. May be called once. Raises torch.OutOfMemoryError."""
         head, source = self._head, self._source
         self._total = sum(source.tensors[name].nbytes for name in draft_head_tensors(head, model))
         with closing(self._upload):

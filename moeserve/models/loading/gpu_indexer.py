@@ -18,8 +18,8 @@ def load_indexer(
     vector: Callable[[str], Tensor],
     merged: Callable[..., list[MergedLinear]],
 ) -> GpuIndexer | None:
-    """Loads the indexer of layer `index`, counted from 0; None if it has none of its own. vector: loads a vector;
-    merged: loads matrices over the same input; both take full names."""
+    """Loads and returns the indexer of layer `index`, counted from 0; None if it has none of its own. vector: loads a
+    vector; merged: loads matrices over the same input; both take full names."""
     if shape is None or shape.keys_from is not None:
         return None
     (q_b,) = merged(n.of_layer(index, n.INDEXER_Q_B))
@@ -39,8 +39,8 @@ def load_block_indexer(
     vector: Callable[[str], Tensor],
     merged: Callable[..., list[MergedLinear]],
 ) -> GpuBlockIndexer | None:
-    """Loads the indexer of layer `index`, counted from 0, that chooses blocks of keys; None if there is none. vector,
-    merged: as for `load_indexer`."""
+    """Loads and returns the indexer of layer `index`, counted from 0, that chooses blocks of keys; None if there is
+    none. vector, merged: as for `load_indexer`."""
     if shape is None:
         return None
     return GpuBlockIndexer(

@@ -32,8 +32,8 @@ def load_layer_inputs(
 def load_layer_input(
     shape: ModelShape, index: int, norms: SandwichNorms | None, vector: Vector, merged: LoadMerged
 ) -> GpuLayerInput | None:
-    """Loads the weights that add layer `index`'s own input to the residual; None for a model whose layers have no such
-    inputs. norms: the norms of the layer, which is always sandwiched."""
+    """Loads and returns the weights that add layer `index`'s own input to the residual; None for a model whose layers
+    have no such inputs. norms: the norms of the layer, which is always sandwiched."""
     if not shape.layer_input_width:
         return None
     assert norms is not None

@@ -80,9 +80,9 @@ class GpuLoader:
         with_embedding: bool = True,
         with_head: bool = True,
     ) -> GpuWeights:
-        """Loads the layers from `first_layer` on, with embedding and head if wanted. gpu_experts: for each of these
-        layers the ids of the experts to load, ascending. Raises ModelError for a missing tensor or another shape,
-        torch.OutOfMemoryError."""
+        """Loads and returns the weights of the layers from `first_layer` on, with embedding and head if wanted.
+        gpu_experts: for each of these layers the ids of the experts to load, ascending. Raises ModelError for a missing
+        tensor or another shape, torch.OutOfMemoryError if they do not fit. May be called once."""
         tied = self._shape.tied_embeddings
         check_tensors(self._shape, self._source)
         elsewhere = set(unloaded_tensors(self._shape))

@@ -18,9 +18,9 @@ from moeserve.models.sources.source import ModelSource
 def load_merged(
     source: ModelSource, orders: SharedOrders, planes: Callable[..., Planes], names: Sequence[str]
 ) -> list[MergedLinear]:
-    """Loads matrices. Neighbours with equal type and column order become one matrix. Two such matrices share a launch
-    if their column orders are equal and either both or none of them are quantised. planes: loads matrices of one type
-    by their names, stacked."""
+    """Loads the matrices with these names, and returns them in this order as few products. Neighbours with equal type
+    and column order become one matrix. Two such matrices share a product's launch if their column orders are equal and
+    either both or none of them are quantised. planes: loads matrices of one type by their names, stacked."""
     groups: list[list[str]] = []
     order_of = {name: orders.of(source.tensors[name]) for name in names}
     for name in names:

@@ -34,8 +34,9 @@ LoadMerged = Callable[..., list[MergedLinear]]  # loads matrices over the same i
 def load_input(
     shape: ModelShape, block: str, norm: str, index: int | None, vector: Vector, merged: LoadMerged
 ) -> GpuInput:
-    """Loads the norm or stream mix that computes a block's input from the residual. index: the block's layer; None: the
-    head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of several streams."""
+    """Loads and returns the norm or stream mix that computes a block's input from the residual. index: the block's
+    layer; None: the head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of
+    several streams."""
     if index is not None and not shape.loaded_layers[index].has_input_norms:
         return Unnormed()
     if shape.streams is None:

@@ -17,9 +17,9 @@ Vector = Callable[[str], Tensor]  # loads a vector by its full name
 
 
 def load_sandwich(source: ModelSource, model: ModelShape, index: int, vector: Vector) -> SandwichNorms | None:
-    """Loads the norms of layer `index`; None if it is not sandwiched. If the layer has an input of its own, its factor
-    is applied after that input is added: gpu_layer_inputs.py. Raises ModelError for a quantised router with a separate
-    norm: only float weights are supported."""
+    """Loads and returns the norms of layer `index`'s blocks; None if it is not sandwiched. If the layer has an input of
+    its own, its factor is applied after that input is added: gpu_layer_inputs.py. Raises ModelError for a quantised
+    router with a separate norm: only float weights are supported."""
     shape = model.loaded_layers[index]
     if not shape.is_sandwiched:
         return None

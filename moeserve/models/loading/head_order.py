@@ -36,8 +36,8 @@ def in_halves(shape: ModelShape, name: str, rows: Rows) -> Rows:
 def bytes_in_halves(
     shape: ModelShape, name: str, data: npt.NDArray[np.uint8], num_rows: int
 ) -> npt.NDArray[np.uint8]:
-    """Reorders the rows of a quantised matrix like `in_halves` does: data uint8, `num_rows` contiguous rows. Returns
-    bytes of the same size; unchanged if the matrix has no rows to reorder."""
+    """Returns a quantised matrix's bytes, flat uint8, with its rows in the order of `in_halves`; `data` itself if the
+    matrix has no rows to reorder. data: flat uint8, `num_rows` contiguous rows."""
     if not is_reordered(shape, name):
         return data
     return in_halves(shape, name, data.reshape(num_rows, -1)).reshape(-1)

@@ -71,8 +71,9 @@ def load_ram_experts(
     first_layer: int = 0,
     slots: RamSlots | None = None,
 ) -> RamExperts:
-    """Loads RAM experts. cpu_ids: for each layer from `first_layer` on the ids of its RAM experts, in storage order.
-    device: the GPU. slots: which of them RAM holds; None: all.
+    """Loads into RAM the experts that the CPU pool computes for a GPU, and returns them. cpu_ids: for each layer from
+    `first_layer` on the ids of its RAM experts, in storage order. device: the GPU. slots: which of them RAM holds;
+    None: all.
 
     Raises ModelError for a type without CPU kernels or a file that cannot be read, and MemoryError.
     """

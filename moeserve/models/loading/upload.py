@@ -40,8 +40,8 @@ class Upload:
         self._readers.shutdown()
 
     def rows(self, planes: Planes, data: npt.NDArray[np.uint8], row: int) -> None:
-        """Uploads GGUF rows (uint8, contiguous) to the planes' rows from `row` on, repacked on the GPU, at most
-        PIECE_BYTES at a time. A row has at most PIECE_BYTES."""
+        """Uploads GGUF rows (data: flat uint8, contiguous) to the planes' rows from `row` on, repacked on the GPU, at
+        most PIECE_BYTES at a time. A row has at most PIECE_BYTES."""
         row_bytes = bytes_of_row(planes)
         step = max(1, PIECE_BYTES // row_bytes) * row_bytes
         for start in range(0, len(data), step):

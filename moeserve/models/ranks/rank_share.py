@@ -138,10 +138,10 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
 
 
 def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, num_ranks: int) -> RankShare:
-    """Returns a rank's share for pipeline parallelism: consecutive layers, divided so that the largest share in
-    bytes is minimal. Raises ValueError if there are too few layers: each share needs one that attends, and begins with
-    one that does not need the layer before; and for a residual of several
-    streams."""
+    """Returns a rank's share for pipeline parallelism: consecutive layers, divided so that the largest share in bytes
+    is minimal. tensors: the model's tensors by name, whose bytes are counted. Raises ValueError if there are too few
+    layers: each share needs one that attends, and begins with one that does not need the layer before; and for a
+    residual of several streams or per-layer embeddings."""
     if shape.streams is not None:
         raise ValueError(f"{shape.architecture} has {_STREAMS}")
     if shape.layer_input_width:

@@ -15,8 +15,8 @@ MAX_BYTES = 128 << 20  # tokenizer.json of today's largest vocabularies takes 33
 
 
 def read_json(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Reads a JSON object. Infinity counts as a number, because Python writes it (Nemotron). Raises ModelError, also
-    for a file larger than `most_bytes`."""
+    """Reads a file and returns its JSON object. Infinity counts as a number, because Python writes it (Nemotron).
+    Raises ModelError for a file that is missing, larger than `most_bytes`, no JSON, or not an object."""
     content = _read(path, most_bytes)
     try:
         found = _decoded(content)

@@ -126,10 +126,10 @@ class GGUFFile:
 
 
 def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
-    """Opens and checks a .gguf file, any file of a split set, or a folder with one model. has_tensors False: the
-    file may be truncated after its header; its tensors' bytes must then not be read.
+    """Maps a .gguf file, any file of a split set, or a folder with one model, checks its headers, and returns it.
+    has_tensors False: the file may be truncated after its header; its tensors' bytes must then not be read.
 
-    Raises GGUFError.
+    Raises GGUFError for a file that is missing, damaged or of another format.
     """
     if path.is_dir():
         path = _only_model_in(path)

@@ -88,8 +88,9 @@ class Header:
 
 
 def read_header(path: Path, buffer: mmap.mmap, part: int, *, has_tensors: bool = True) -> Header:
-    """Reads and checks the header of a mapped file. has_tensors False: the file may be truncated after its header.
-    Raises GGUFError."""
+    """Reads, checks and returns the header of a mapped file: its metadata, and where its tensors are. part: the file's
+    number in a split set, from 0. has_tensors False: the file may be truncated after its header. Raises GGUFError for a
+    damaged header, or a tensor beyond the file's end."""
     walk = _Walk(path, buffer)
     num_tensors, num_keys = _read_counts(walk)
     values: dict[str, MetadataValue] = {}

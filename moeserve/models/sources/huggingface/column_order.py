@@ -30,8 +30,8 @@ def columns_of(path: Path, stored: dict[str, StoredTensor], name: str, cols: int
 
 
 def column_order(path: Path, groups_of: StoredTensor, groups: int) -> Order | None:
-    """Returns int32 [cols]: the columns sorted by group, and by position within a group. Returns None if they have this
-    order already. Raises ModelError if the groups differ in size."""
+    """Returns int32 [cols]: the columns sorted by group, and by position within a group; None if they have this order
+    already. groups_of: integers [cols], each column's group (g_idx). Raises ModelError if the groups differ in size."""
     of_column = stored_numbers(groups_of).astype(np.int64)
     (cols,) = of_column.shape
     each = cols // groups

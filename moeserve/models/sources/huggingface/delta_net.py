@@ -76,7 +76,8 @@ def made_tensors_of_merged(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
     """Yields the same as `made_tensors`, and, from a merged matrix, the two matrices qkv and z. Per key head the merged
-    matrix has the rows of q, k, and of its value heads' v and z."""
+    matrix has the rows of q, k, and of its value heads' v and z. Removes that matrix from `stored`. Raises ModelError
+    if its rows do not fit the heads."""
     yield from made_tensors(path, prefix, metadata, stored)
     name = f"{prefix}{UNDER}in_proj_qkvz.weight"
     if name not in stored:

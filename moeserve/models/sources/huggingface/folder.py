@@ -281,8 +281,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 def open_mapped_folder(
     path: Path, config: dict[str, Any], architecture: str, mapping: HuggingFaceMapping
 ) -> HuggingFaceFolder:
-    """Opens the folder and checks everything except the tensors' shapes, which the model checks. config: content of
-    config.json. Raises ModelError."""
+    """Opens the folder, checks everything except the tensors' shapes, which the model checks, and returns it without
+    reading weights. config: content of config.json. Raises ModelError for files that are missing or damaged, and for
+    settings that are not supported."""
     values = metadata_of(path / CONFIG, config, architecture, mapping)
     names = spelling(architecture, mapping)
 

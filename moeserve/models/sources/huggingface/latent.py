@@ -98,7 +98,8 @@ def made_tensors(
     under: str = "self_attn.",
 ) -> Iterator[tuple[str, MadeTensor]]:
     """Yields the up-projections of keys (transposed) and values, by head, from the merged matrix, and removes that
-    matrix from `stored`. under: the beginning of the matrix's name after `prefix`."""
+    matrix from `stored`. under: the beginning of the matrix's name after `prefix`. Yields nothing without it. Raises
+    ModelError if its rows do not fit the heads."""
     name = f"{prefix}{under}kv_b_proj.weight"
     if name not in stored:
         return

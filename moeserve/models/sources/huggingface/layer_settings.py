@@ -72,9 +72,9 @@ def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Met
 
 
 def windows(rule: WindowRule | None) -> Derived:
-    """Translates `use_sliding_window`, `sliding_window`, `max_window_layers` and `layer_types`. rule: tells which
-    layers have a window if there are no `layer_types`; None: every layer has the window, whatever `layer_types`
-    says."""
+    """Returns a function that translates `use_sliding_window`, `sliding_window`, `max_window_layers` and `layer_types`
+    of config.json to metadata; it raises ModelError if they contradict one another. rule: tells which layers have a
+    window if there are no `layer_types`; None: every layer has the window, whatever `layer_types` says."""
 
     def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         layers = integer(path, config, "num_hidden_layers", None)

@@ -31,7 +31,7 @@ def cut_in_parts(
     path: Path, stored: dict[str, StoredTensor], theirs: str, config: dict[str, Any]
 ) -> dict[str, StoredTensor]:
     """Returns the tensors, with each `theirs`.weight that has scales, and its scales, cut into parts: `theirs`.0.weight
-    and so on. config: quantization_config. Raises ModelError."""
+    and so on. config: quantization_config. Raises ModelError if the scales do not tell the number of parts."""
     block = block_size(path, config)
     end = f"{theirs}.weight"
     found: dict[

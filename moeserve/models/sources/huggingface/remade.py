@@ -106,7 +106,8 @@ def named_by_kind(theirs: str, mark: str, with_mark: str, without: str) -> Made:
 
 def multiplied(rules: Mapping[str, tuple[str, str]]) -> Made:
     """Returns a function that yields the float32 product, number by number, of a norm's weight and of a matrix of one
-    row. rules: GGUF's name -> the checkpoint's names of the two, after the prefix."""
+    row. rules: GGUF's name -> the checkpoint's names of the two, after the prefix. The function removes both from
+    `stored`, and raises ModelError if one is missing or they do not fit one another."""
 
     def made(
         path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]

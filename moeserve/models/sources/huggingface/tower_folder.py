@@ -70,8 +70,8 @@ def has_tower(folder: Path) -> bool:
 
 
 def open_tower_folder(path: Path) -> TowerFolder:
-    """Opens the vision tower of a model's folder. The tensors' shapes are not checked. Raises ModelError for a folder
-    without a tower, or with one that is not supported."""
+    """Opens and returns the vision tower of a model's folder. The tensors' shapes are not checked. Raises ModelError
+    for a folder without a tower, or with one that is not supported."""
     config = read_config(path)
     vision = config.get(VISION_CONFIG)
     if not isinstance(vision, dict):
