@@ -112,8 +112,8 @@ class KvLayout:
         return sum(rows * FLOAT16.head_bytes(dim) for dim in dims)
 
     def is_windowed(self, layer: int) -> bool:
-        """True if the layer attends only to a window of the last tokens. False for the layer that drafts: its KV is in
-        the slots of all tokens, and its window is only a mask."""
+        """Returns whether the layer attends only to a window of the last tokens. False for the layer that drafts: its
+        KV is in the slots of all tokens, and its window is only a mask."""
         if layer >= self.shape.num_layers:
             return False
         attention = self.shape.layers[layer].attention

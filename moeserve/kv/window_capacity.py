@@ -104,9 +104,9 @@ def divide(
     *,
     is_divided: bool = False,
 ) -> KvPools:
-    """Returns the slots of both pools, or of one pool if two would hold no more tokens. one_pool: slots that
-    `num_bytes` hold in one pool for all layers; most: upper limit of useful slots. Other arguments and errors as
-    `window_pool`."""
+    """Returns the numbers of slots of both pools, or of one pool if two would hold no more tokens; in that case raises
+    ConfigError if --kv-window-ratio is set. one_pool: slots that `num_bytes` hold in one pool for all layers; most:
+    upper limit of useful slots. Other arguments and errors as `window_pool`."""
     second = window_pool(config, layout, step_rows, is_divided=is_divided)
     if second is None:
         return KvPools(one_pool)

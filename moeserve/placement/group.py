@@ -27,8 +27,9 @@ def share_among(
     num_ranks: int,
     counts: Sequence[Sequence[int]] | None,
 ) -> RankShare:
-    """Returns the share of the model of `rank`. config: its --parallel must be resolved, not "auto". counts:
-    [layers][experts], tokens routed to each expert. Raises ConfigError if the model cannot be divided in this way."""
+    """Returns the share of the model that `rank`, of `num_ranks` GPUs, holds and computes. tensors: the model's, by
+    name. config: its --parallel must be resolved, not "auto". counts: [layers][experts], tokens routed to each expert.
+    Raises ConfigError if the model cannot be divided in this way."""
     try:
         if config.parallel == "layers":
             return stage_of(shape, tensors, rank, num_ranks)
@@ -60,9 +61,9 @@ def place_share(
     counts: Sequence[Sequence[int]] | None,
     ram: int,
 ) -> Placement:
-    """Places a rank's share on its GPU. sizes: from `share_sizes`. counts: [layers][experts] of the whole model,
-    tokens routed to each expert. ram: bytes of RAM for all ranks together. Expert ids in the result are indices into
-    `share.experts`.
+    """Returns the placement of a rank's share on its GPU: which weights are in GPU memory, which in RAM. sizes: from
+    `share_sizes`. counts: [layers][experts] of the whole model, tokens routed to each expert. ram: bytes of RAM for all
+    ranks together. Expert ids in the result are indices into `share.experts`.
 
     Experts of undivided layers may be cached on the GPU, as on a single GPU; experts of divided layers do not move.
     Raises ConfigError if the dense parts do not fit.

@@ -110,9 +110,9 @@ class Sequences:
         self.tokens[slots[inside], positions[inside]] = -1 - np.flatnonzero(inside)
 
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
-        """Stores sampled tokens. The last token of a full context is never an input and is not stored. If a request has
-        just failed, its token is replaced by 0, which has an embedding: the plan already on its way may still have a
-        row of this request."""
+        """Stores sampled tokens: tokens[i] at positions[i] of request slot slots[i], int32 [n] each. The last token of
+        a full context is never an input and is not stored. If a request has just failed, its token is replaced by 0,
+        which has an embedding: the plan already on its way may still have a row of this request."""
         if positions.max(initial=0) >= self.tokens.shape[1]:
             inside = positions < self.tokens.shape[1]
             slots, positions, tokens = slots[inside], positions[inside], tokens[inside]
@@ -207,8 +207,8 @@ def first_drafts(drafted: Int32s) -> Int32s:
 def entries(
     tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str], late: Collection[int]
 ) -> list[Sampled]:
-    """Returns a step's results. failed: row → why its request cannot continue. late: rows without a token in this
-    step. A missing token is -1."""
+    """Returns a step's results, one for each sampled row. tokens: int32 [rows]; logprobs: of each row. failed: row →
+    why its request cannot continue. late: rows without a token in this step. A missing token is -1."""
     chosen = tokens.tolist()
     if NONE_ALLOWED in chosen:
         rows = (row for row, token in enumerate(chosen) if token == NONE_ALLOWED)

@@ -65,8 +65,9 @@ def replay_cache(
     uses: list[StepUse] | None = None,
     missed: list[Mask] | None = None,
 ) -> Replayed:
-    """Replays `steps` with a cache. cached: bool [layers, experts], the initial contents. movable: the experts that
-    may be promoted or replaced; None: all.
+    """Replays the steps of a trace with an expert cache, and returns the numbers of hits, misses and promotions.
+    cached: bool [layers, experts], the initial contents. movable: the experts that may be promoted or replaced; None:
+    all.
 
     most: maximum number of promotions per step. adapts: whether to promote only if `PAYS` reads are expected to be
     saved. per_step, uses, missed: lists to which each step's hit rate, its use per layer and the experts that it misses

@@ -99,9 +99,10 @@ class Constraints:
         return not held or held.isdisjoint(slots.tolist())
 
     def masks_for(self, slots: Int32s, computed_s: float = math.inf) -> tuple[Bits, Int32s] | None:
-        """Returns the masks, and each row's index into them (-1: any token, or the row is late); None if all rows
-        may sample any token. Waits briefly for the helper thread; for expensive masks, if other rows are ready, at
-        most `computed_s`, the seconds for which the step has computed."""
+        """Returns the bit masks of allowed tokens, int32 [masks, words], and each row's index into them, int32 [rows]
+        (-1: any token, or the row is late); None if all rows may sample any token. slots: int32 [rows], the rows'
+        request slots. Waits briefly for the helper thread; for expensive masks, if other rows are ready, at most
+        `computed_s`, the seconds for which the step has computed."""
         if not self._answers:
             return None
         index = np.full(len(slots), _UNCONSTRAINED, np.int32)
@@ -174,8 +175,8 @@ class Constraints:
         return verdicts
 
     def accept(self, slots: Int32s, token_ids: Int32s, verdicts: Verdicts) -> None:
-        """Takes the sampled tokens of these slots, in row order, and starts their next masks. Tokens of failed and
-        late rows are ignored."""
+        """Takes the sampled tokens of these slots, in row order, and starts the computation of their next masks. slots,
+        token_ids: int32 [rows]. Tokens of failed and late rows are ignored."""
         if not self._answers:
             return
         soon = []

@@ -186,8 +186,8 @@ class GpuNextTokenDrafter:
         return [tokens[:count, at].copy() for at, count in enumerate(counts.tolist())]
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
-        """Notes the outcome of a step, which has kept the states of its last rows. If those were drafts, the state of
-        the last accepted one counts."""
+        """Notes the outcome of a step, which has kept the states of its last rows. If those were drafts, the state at
+        the last accepted one is kept instead. accepted: int32 [sequences], the number of accepted drafts of each."""
         self._is_kept[layout.req_slot] = self._keeping.is_on
         if not self._keeping.is_on:
             return

@@ -44,8 +44,8 @@ def first_tag(namespace: str) -> np.uint64:
 
 
 def tags_of(before: np.uint64, tokens: Int32s, start: int) -> Tags:
-    """Returns the tags of a text at each of its `tokens`, which begin at position `start`. before: the tag of the text
-    before them."""
+    """Returns the tags of a text after each of its `tokens`: uint64 [n], hashes of the text up to there. tokens: int32
+    [n], from position `start` on; before: the tag of the text before them."""
     positions = np.arange(start + 1, start + 1 + len(tokens), dtype=np.uint64)
     mixed = tokens.astype(np.int64).astype(np.uint64) * _TOKEN + positions * _POSITION
     mixed ^= mixed >> np.uint64(31)

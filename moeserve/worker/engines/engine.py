@@ -28,8 +28,8 @@ class ExpertCounts(NamedTuple):
 
 
 class SampledAtOnce(NamedTuple):
-    """A token for each drafted position, assuming that the drafts before it are accepted. Tokens after a rejected draft
-    are invalid."""
+    """Tokens int32 [rows], one for each row of a step with drafts, sampled as if all drafts before it were accepted,
+    with their logprobs. Tokens after a rejected draft are invalid."""
 
     tokens: Int32s
     logprobs: list[TokenLogprob | None]
@@ -85,8 +85,9 @@ class Engine(Protocol):
         ...
 
     def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
-        """Copies the KV slot tables of request slots `sources` to `targets`, for positions 0 .. end-1; no target is
-        a source. The host's tables (`Sequences`) are updated already. Called after `bind`."""
+        """Copies rows of the device's KV slot table: the row of request slot sources[i] to that of targets[i], for
+        positions 0 .. end - 1. targets, sources: int32 [n]; no target is a source. The host's tables (`Sequences`) are
+        updated already. Called after `bind`."""
         ...
 
     def forward(

@@ -62,8 +62,9 @@ class RequestEmbeddings:
             self._rotary.bind(seq.req_slot, seq.spans)
 
     def of_step(self, layout: StepLayout) -> EmbeddedStep:
-        """Reads the step's embeddings. Call it once per step, in order. Raises OSError and ValueError if a file differs
-        from the plan, and ValueError if the step ends within a span that must be computed in one step."""
+        """Reads the embeddings of the step's rows from their files, and returns them with the rows' positions. Call it
+        once per step, in order. Raises OSError and ValueError if a file differs from the plan, and ValueError if the
+        step ends within a span that must be computed in one step."""
         found = self._rows.of_step(layout)
         positions = layout.position if self._rotary is None else self._rotary.of_step(layout)
         ends = EmbeddingRows.ends(found, layout.position) if self._see_ahead else None

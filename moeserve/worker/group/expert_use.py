@@ -21,8 +21,9 @@ def rank_experts(engine: Engine, first_layer: int) -> RankExperts:
 
 
 def together(ranks: Sequence[RankExperts], num_experts: int, experts_per_token: int) -> ExpertUse:
-    """Combines the counts of all ranks, in order. A layer that several ranks share was counted equally by each; an
-    expert is in GPU memory if it is on one of them. Raises ValueError for counts of the wrong size."""
+    """Combines the counts of all ranks, in the order of ranks, and returns them as those of the whole model. A layer
+    that several ranks share was counted equally by each; an expert is in GPU memory if it is on one of them. Raises
+    ValueError for counts of the wrong size."""
     layers = max(rank.first_layer + rank.layers for rank in ranks)
     tokens = np.zeros((layers, num_experts), np.int64)
     on_gpu = np.zeros((layers, num_experts), np.uint8)

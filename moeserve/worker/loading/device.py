@@ -79,8 +79,8 @@ def gpu_numbers(config: ServerConfig) -> list[int]:
 
 
 def parse_gpus(text: str) -> list[int]:
-    """Parses --gpus: a count of GPUs, or comma-separated GPU numbers. Raises ConfigError for a text of another form,
-    too many GPUs, or one that is named twice."""
+    """Returns the GPU numbers that --gpus names: the first N for a count N, else the comma-separated numbers. Raises
+    ConfigError for a text of another form, too many GPUs, or one that is named twice."""
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(

@@ -90,9 +90,9 @@ def open_draft_model(
     has_tensors: bool = True,
     on_gpu: bool = False,
 ) -> DraftModel | None:
-    """Opens the small model or the head; None if there is none. model, shape: of the one that it drafts for.
-    has_tensors: its weights will be read. on_gpu: the model's engine is a GPU's. Raises ModelError, also for
-    another vocabulary, and ConfigError."""
+    """Opens and returns the small model or the head that drafts; None if there is none. model, shape: of the one that
+    it drafts for. has_tensors: its weights will be read. on_gpu: the model's engine is a GPU's. Raises ModelError, also
+    for another vocabulary, and ConfigError."""
     drafts = drafts_of(config)
     if drafts is None or drafts.model is None:
         return None

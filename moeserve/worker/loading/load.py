@@ -29,8 +29,8 @@ def load_runner(
     start: Start | None = None,
     spans: EmbeddingFiles | None = None,
 ) -> Runner:
-    """Loads the model of `config.model` on the device that `config.device` selects, and allocates everything that a
-    step needs.
+    """Loads the model of `config.model` on the device that `config.device` selects, allocates everything that a step
+    needs, and returns the runner.
 
     Raises ModelError for a bad file, ConfigError if the memory does not suffice, the CPU lacks `config.isa`, or the
     device does not exist. The first worker tests the model (`self_test.py`). forced_rows: largest number of rows of

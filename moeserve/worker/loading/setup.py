@@ -12,8 +12,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def open_weights(config: ServerConfig) -> ModelSource:
-    """Opens the model, or a dummy with its shapes and random weights. Raises ModelError for a file that cannot be read
-    or served."""
+    """Opens and returns the model, or a dummy with its shapes and random weights (--load-format). Raises ModelError for
+    a file that cannot be read or served."""
     path = Path(config.model)
     return open_dummy_model(path) if config.load_format == "dummy" else open_model(path)
 

@@ -139,8 +139,8 @@ class StepFile:
         self._file.write(struct.pack("<Q", len(text)) + text)
 
     def write(self, name: str, rows: npt.NDArray[Any], first: int = 0) -> None:
-        """Writes rows of the tensor named `name`, from row `first` on, converted to the dump's dtype. Raises ValueError
-        if they do not fit."""
+        """Writes rows [n, ..], any numeric dtype, of the tensor named `name`, from row `first` on, converted to the
+        dump's dtype. Raises ValueError if they do not fit."""
         form = self._forms[name]
         if rows.shape[1:] != form.shape[1:] or first + len(rows) > form.shape[0]:
             raise ValueError(f"{name}: rows {first} on of shape {rows.shape} do not fit {form.shape}")

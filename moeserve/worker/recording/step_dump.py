@@ -54,7 +54,8 @@ MB = 1e6
 
 
 def open_dump(config: ServerConfig, model: ModelShape, rows: int) -> StepDump | None:
-    """Opens the dump that the flags ask for; None without. rows: of the largest step.
+    """Creates the folder of the dump that the flags ask for, and returns the dump; None without the flags. rows: of the
+    largest step.
 
     Raises ConfigError for a folder that cannot be used.
     """

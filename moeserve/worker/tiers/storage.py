@@ -60,9 +60,9 @@ class PageTiersPlan:
         *,
         pin_after_s: float = 0.0,
     ) -> PageMover:
-        """Opens the tiers. states: empty if the model has no recurrent state. device: of both; None: RAM.
-        pin_after_s: delay before the RAM tier allocates its memory, which blocks the GPU's launches. Raises
-        ConfigError if the folder cannot be read."""
+        """Opens the tiers, and returns what copies pages between them and the KV pool. layers: the KV pool's layers;
+        states: empty if the model has no recurrent state. device: of both; None: RAM. pin_after_s: delay before the RAM
+        tier allocates its memory, which blocks the GPU's launches. Raises ConfigError if the folder cannot be read."""
         tensors, of_states = kv_tensors(layers), state_tensors(states, layers)
         state_pages: CachePages | None = None
         if device is None:

@@ -50,7 +50,7 @@ class CpuStage:
 
     def commit_states(self, slots: Int32s, first: Int32s, accepted: Int32s) -> None:
         """Launches the commit of accepted drafts, after their step. slots: state slots of their requests; first: each
-        one's first draft in the step."""
+        one's first draft, counted over the step's drafts; accepted: number of its accepted drafts. int32 [n] each."""
         if self._model.has_states:
             self._model.commit_states(*map(torch.from_numpy, (slots, first, accepted)))
 

@@ -61,8 +61,9 @@ class DraftedChoice:
         return lambda: SampledAtOnce(*self._choice.read(), self._sampler.note_outputs)
 
     def commit_states(self, layout: StepLayout, slots: Int32s, accepted: Int32s) -> None:
-        """Notes that accepted drafts change recurrent states, for `settle`. slots: state slot of each row. Until then
-        these slots have the states without the drafts, so that whoever reads or loads a slot must settle first."""
+        """Notes that accepted drafts change recurrent states, for `settle`. slots: int32 [sequences], their state
+        slots; accepted: int32 [sequences], number of accepted drafts. Until then these slots have the states without
+        the drafts, so that whoever reads or loads a slot must settle first."""
         assert layout.drafted is not None
         moved = accepted > 0
         self._accepted = slots[moved], first_drafts(layout.drafted)[moved], accepted[moved]

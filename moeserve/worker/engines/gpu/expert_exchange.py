@@ -49,9 +49,9 @@ class Policy(Protocol):
         used."""
 
     def choose(self, most: int, *, pays: bool, ready: Mask | None = None) -> Ids:
-        """Chooses the next exchanges: int64 [moves, 3], by layer: layer, incoming expert, outgoing expert; they
-        count as made. pays: only exchanges that are expected to pay. ready: bool [layers, experts]: the experts that
-        can be promoted now; None: all."""
+        """Returns the next exchanges, at most `most`: int64 [moves, 3], ascending by layer, each with its layer,
+        incoming expert and outgoing expert. They count as made. pays: only exchanges that are expected to pay. ready:
+        bool [layers, experts]: the experts that can be promoted now; None: all."""
 
     def adopt(self, cached: Mask) -> None:
         """Takes over exchanges made by steps. cached: bool [layers, experts]: the experts in slots now."""

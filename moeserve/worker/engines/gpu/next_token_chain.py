@@ -154,8 +154,8 @@ class NextTokenChain:
         self.place(self._block.chain.rows.token_ids, self._block.chain.count)
 
     def capture_each(self) -> Iterator[None]:
-        """Captures the graphs, one at each `next`, between two steps and without rows. Links that are not captured are
-        launched kernel by kernel."""
+        """Returns an iterator that captures the graphs of the chain's links, one at each `next`, between two steps and
+        without rows. Links that are not captured are launched kernel by kernel."""
         for size, of_shortlist in self._kinds():
             link = partial(self._block.link, size, of_shortlist=of_shortlist)
             self._links[size, of_shortlist] = self._graphs.capture(link, self._clear)

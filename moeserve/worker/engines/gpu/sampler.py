@@ -115,9 +115,9 @@ class GpuSampler:
         return _any_of(slots, self._state.chains) or _any_of(slots, self._state.edits)
 
     def sample_ahead(self, logits: Tensor, device_slots: Tensor, count: Tensor, ahead: Tensor) -> Tensor:
-        """Launches the choice of a token for each row, of which a slot may have several. Returns int32 [len(logits)],
-        on the GPU, as `sample` does. ahead: int32 [len(logits)], rows of the same slot before each. Records no output;
-        no slot may be one that `depends_on_outputs`."""
+        """Launches the choice of a token for each row; several rows may have the same request slot. Returns int32
+        [len(logits)], on the GPU, as `sample` does. device_slots, count: as for `sample`. ahead: int32 [len(logits)],
+        rows of the same slot before each. Records no output; no slot may be one that `depends_on_outputs`."""
         self._count_noted()
         state, w, tokens = self._state, self._workspace, self._tokens[: len(logits)]
         sample(

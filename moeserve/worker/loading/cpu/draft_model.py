@@ -33,7 +33,8 @@ class LoadedDraftModel:
 def load_draft_model(
     stream: CpuStream, model: DraftModel, on_progress: OnProgress, target: ModelShape, *, in_place: bool
 ) -> LoadedDraftModel:
-    """Reads the weights. target: the model's that it drafts for. in_place: from the mapped file, but a head's. Raises
+    """Loads the weights of a drafting model or head into RAM, and returns it with them. target: the shape of the model
+    that it drafts for. in_place: a small model computes from the mapped file instead, without a copy. Raises
     ConfigError if RAM does not suffice."""
     if not in_place or model.head is not None:
         check_ram(model.weight_bytes, remedy="or leave out --speculative-model")

@@ -104,9 +104,9 @@ def load_cpu_runner(
 
 
 def try_cpu_model(loaded: CpuModel, spans: EmbeddingFiles | None = None, *, is_first: bool) -> Runner:
-    """Builds a runner and tests it. Raises ModelError if the logits are not finite. Later workers skip the test,
-    because answers wait for them and the first worker has tested the weights; only weights in a memory-mapped file are
-    tested again. Only the first worker records steps."""
+    """Builds a runner, tests its logits, and returns it. Raises ModelError if the logits are not finite. Later workers
+    skip the test, because answers wait for them and the first worker has tested the weights; only weights in a
+    memory-mapped file are tested again. Only the first worker records steps."""
     runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None), spans)
     if is_first or loaded.config.weight_layout == "file":
         check_logits(runner, Path(loaded.config.model))
@@ -192,8 +192,8 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
 
 
 def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> Runner:
-    """Starts the pool's threads, and allocates the KV pool and all step buffers. spans: files of requests'
-    embeddings; None: requests have none."""
+    """Starts the pool's threads, allocates the KV pool and all step buffers, and returns the runner. spans: files of
+    requests' embeddings; None: requests have none."""
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
     layout, small = loaded.layout, loaded.draft_model
     stream = open_stream(config)

@@ -85,9 +85,9 @@ def load_gpu_runner(
     forced_rows: int = 0,
     spans: EmbeddingFiles | None = None,
 ) -> Runner:
-    """Loads the model and allocates everything that a step needs. forced_rows: see `GpuDecoder`. spans: where requests'
-    embeddings lie; None: they have none. Raises ModelError
-    for a bad file, ConfigError if the GPU's memory does not suffice."""
+    """Loads the model on a GPU, allocates everything that a step needs, and returns the runner. forced_rows: see
+    `GpuDecoder`. spans: where requests' embeddings lie; None: they have none. Raises ModelError for a bad file,
+    ConfigError if the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source, start.inherited.grammar)
     loaded = load_gpu_engine(config, source, on_progress, device, start, forced_rows, spans=spans)
     late = LateDrafts()
@@ -148,8 +148,8 @@ def load_gpu_engine(
     ranks: RankGroup | None = None,
     spans: EmbeddingFiles | None = None,
 ) -> LoadedGpuEngine:
-    """Loads a GPU engine without a runner. ranks: the group that shares the model, with `device` this process's GPU;
-    None: this GPU has the whole model. spans: see `load_gpu_runner`."""
+    """Loads and returns a GPU engine without a runner. Raises as `load_gpu_runner` does. ranks: the group that shares
+    the model, with `device` this process's GPU; None: this GPU has the whole model. spans: see `load_gpu_runner`."""
     plan = plan_load(config, source, device, ranks)
     start.clock.ended("plan")
     weights = load_weights(config, plan, on_progress, device, ranks)

@@ -43,8 +43,9 @@ class MovingExperts:
         shape: ModelShape,
         device: torch.device,
     ) -> MovingExperts:
-        """Prepares moving experts before the model is built, so that `weights` and `experts` share their expert maps.
-        Raises ConfigError if a placement rule requires streaming and it is impossible."""
+        """Returns what moves experts between RAM and the GPU, prepared before the model is built, so that `weights` and
+        `experts` share their expert maps. Raises ConfigError if a placement rule requires streaming and it is
+        impossible."""
         if experts is None:
             return cls(None, None, None, None)
         maps = ExpertMaps(weights, experts, shape.num_experts, device) if placement.has_cache else None

@@ -13,8 +13,8 @@ from moeserve.worker.loading.gpu.rank_cores import cores_of_rank, gpu_node
 
 
 def open_rank_stream(config: ServerConfig, ranks: RankGroup) -> CpuStream:
-    """Opens a rank's pool: an even share of the threads, on cores of its GPU's NUMA node. Binds this process to that
-    node. Raises ConfigError as `open_stream` does."""
+    """Starts a rank's CPU pool and returns its stream: an even share of the threads, on cores of its GPU's NUMA node.
+    Binds this process to that node. Raises ConfigError as `open_stream` does."""
     nodes = [gpu_node(device) for device in ranks.devices] or [None] * ranks.num_ranks
     mine = cores_of_rank(ranks.rank, nodes)
     os.sched_setaffinity(0, mine)

@@ -25,8 +25,8 @@ def load_group_runner(
     start: Start,
     forced_rows: int = 0,
 ) -> Runner:
-    """Loads a runner as `load_gpu_runner` does, with the model divided among these GPUs. The follower processes end
-    with this process or before."""
+    """Loads and returns a runner as `load_gpu_runner` does, with the model divided among the GPUs `numbers`. Raises
+    ConfigError also for flags that need a single GPU. The follower processes end with this process or before."""
     if forced_rows:
         raise ConfigError("--routing-trace: works with one GPU only; leave it out, or leave --gpus out")
     if num_drafts(config):

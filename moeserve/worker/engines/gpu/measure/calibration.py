@@ -61,9 +61,11 @@ class _Times:
 
 
 def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
-    """Times steps of `sizes` tokens (ascending, doubling), once with all experts on the CPU and once with all streamed.
-    Once the CPU is slower, its further times are extrapolated linearly. Stops when the CPU would take FAR times as long
-    as streaming: sharing gains little there, and from twice that many tokens on, all experts are streamed."""
+    """Times steps of `sizes` tokens (ascending, doubling), once with all experts on the CPU and once with all streamed,
+    and returns the fraction to stream by number of tokens, with the times. time_step(tokens, fraction): returns the
+    seconds of a step. Once the CPU is slower, its further times are extrapolated linearly. Stops when the CPU would
+    take FAR times as long as streaming: sharing gains little there, and from twice that many tokens on, all experts are
+    streamed."""
     times: list[_Times] = []
     threshold: int | None = None
     points: list[tuple[int, float]] = []

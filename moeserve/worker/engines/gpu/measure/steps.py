@@ -23,8 +23,9 @@ def measure_steps(
     on_timed: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[MeasuredStep]:
     """Times decode steps of 1, 2, 4 .. rows (up to the rows with drafts) at short contexts, and chunks of 16, 32 ..
-    tokens at a prompt's beginning and deep in it, in a second or two. agree: makes the seconds equal on all GPUs, so
-    that they run the same steps. on_timed: called with the number of sizes done and the maximum."""
+    tokens at a prompt's beginning and deep in it, in a second or two. Returns one entry for each (chunks: for each
+    position), with its milliseconds. May be called only before the first request. agree: makes the seconds equal on all
+    GPUs, so that they run the same steps. on_timed: called with the number of sizes done and the maximum."""
     measured = []
     largest = min(engine.max_step_rows, max_model_len)
     decode_rows = min(max(max_num_seqs, engine.facts.max_drafts_size), engine.max_step_rows)

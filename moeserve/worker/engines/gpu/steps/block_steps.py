@@ -40,9 +40,9 @@ class BlockSteps:
         self._num_left = 0
 
     def launch(self, size: int, kv_slots: Int32s, *, is_replayed: bool) -> None:
-        """Launches the block's part of the last step, whose padded size this is. kv_slots: of its rows. is_replayed:
-        the step was a CUDA graph; the block's graph reads what such steps leave, and not what steps leave whose experts
-        are streamed."""
+        """Launches the block's part of the last step, whose padded size this is. kv_slots: int32 [rows], those of its
+        rows. is_replayed: the step was a CUDA graph; the block's graph reads what such steps leave, and not what steps
+        leave whose experts are streamed."""
         if not self.keeping.is_on:
             self._leave(size, kv_slots)
             return
@@ -86,8 +86,8 @@ class BlockSteps:
         self._clear(np.zeros(1, np.int32))
 
     def capture_each(self) -> Iterator[None]:
-        """Captures and times the graphs, one size at each `next`, between two steps. Sizes that are not captured are
-        launched kernel by kernel, and count as no time."""
+        """Returns an iterator that captures and times the graphs, one step size at each `next`, between two steps.
+        Sizes that are not captured are launched kernel by kernel, and count as no time."""
         for size in self._sizes:
             inputs, batch = self._inputs[size], self._batch(size)
             inputs.fill_dummy(size, self._model.shape.vocab_size, is_prompt=False, stores_kv=False)

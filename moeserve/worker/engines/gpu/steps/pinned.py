@@ -11,8 +11,9 @@ from torch import Tensor
 
 
 def pinned_copy(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Returns a copy of the array on the device, of the same shape and dtype, without waiting for it. From memory that
-    is not pinned, the copy would wait for earlier launches."""
+    """Launches a copy of the array to the device, and returns it, of the same shape and dtype. Work on the current
+    stream may use it; `array` may be changed at once. From memory that is not pinned, the copy would wait for earlier
+    launches."""
     here = torch.from_numpy(array)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 

@@ -259,7 +259,8 @@ class StepInputs:
         from_first: FromFirst | None = None,
         place_drafts: PlaceDrafts | None = None,
     ) -> None:
-        """Launches the copy to the device. sampled: int32, tokens of the previous step, if some are awaited
+        """Launches the copy of the host buffer to the device, then replaces tokens that are still being sampled.
+        sampled: int32 [rows of the previous step's samples], on the device: that step's tokens, if some are awaited
         (`Sequences.expect`). from_first: broadcasts them from the first of several GPUs. place_drafts: called instead
         with token ids and count, if the awaited tokens are drafts."""
         self._buffer.copy_(self._pinned, non_blocking=True)

@@ -153,8 +153,8 @@ def path_of(step: StepShape, facts: StepFacts) -> StepPath:
 
 
 def path_of_part(counts: npt.NDArray[np.int32], num_rows: int, facts: StepFacts) -> StepPath:
-    """Returns the path of one part of a divided prompt step: it runs eagerly, like a step of these rows. counts: int32,
-    tokens of each sequence."""
+    """Returns the path of one part of a divided prompt step: it runs eagerly, like a step of these rows. counts: int32
+    [sequences], tokens of each sequence in the part; num_rows: their sum."""
     return _eager(StepShape(counts, num_rows), facts)._replace(is_independent=False, streamed=0.0)
 
 
