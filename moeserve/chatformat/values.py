@@ -147,8 +147,8 @@ def _options(schema: Any, root: Schema) -> Iterator[Schema]:
 
 
 def value_of_text(text: str, types: frozenset[str]) -> Any:
-    """Converts an element's text to a value of one of the types. Without types, numbers, true and false are converted,
-    and any other text is a string."""
+    """Returns an element's text as a value of one of the JSON Schema types; text that fits none stays a string. Without
+    types, numbers, true and false are converted, and any other text is a string."""
     if types:
         return json.loads(_typed(text, types)) if not types <= {"string"} else text
     return json.loads(_typed(text, frozenset({"number", "integer", "boolean"})))

@@ -211,9 +211,9 @@ def _with_draft_model(config: ServerConfig) -> ServerConfig:
 
 
 def resolve(config: ServerConfig) -> ServerConfig:
-    """Fills in the values that depend on the file system and the CPU: absolute paths, the model's name in the API, the
-    number of threads, the traces' whole URL. Downloads a model that is named but not here. Raises ConfigError, or
-    another UserError if the model cannot be downloaded."""
+    """Returns the configuration with the values that depend on the file system and the CPU filled in: absolute paths,
+    the model's name in the API, the number of threads, the traces' whole URL. Downloads a model that is named but not
+    here. Raises ConfigError, or another UserError if the model cannot be downloaded."""
     config = _with_draft_model(_without_files(config))
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     names = config.served_model_name or api_name

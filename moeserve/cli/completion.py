@@ -33,8 +33,9 @@ class Flag:
 
 
 def main(arguments: list[str], commands: Mapping[str, str], parsers: Mapping[str, Parser]) -> int:
-    """Prints the script. `commands`: names and descriptions. `parsers`: makers of the commands' parsers, by the
-    commands' words, such as "bench serve". Exit code 2 if no supported shell is named."""
+    """Prints the completion script of the shell that `arguments` name, and returns the exit code. `commands`: names and
+    descriptions. `parsers`: makers of the commands' parsers, by the commands' words, such as "bench serve". Exit code 2
+    if no supported shell is named."""
     if len(arguments) == 1 and arguments[0] in SHELLS:
         flags = {words: list(_flags(parser)) for words, parser in _command_lines(parsers)}
         print("\n".join(SHELLS[arguments[0]](commands, flags)))

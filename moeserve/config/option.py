@@ -43,8 +43,8 @@ def option(
     metavar: str | None = None,
     several: bool = False,
 ) -> Any:
-    """Makes a field of the configuration with its help, group and range. several: the flag takes any number of values
-    at once. Raises ValueError for a group that no page lists."""
+    """Returns a dataclass field of the configuration with its default, help, group, and range low to high (inclusive).
+    several: the flag takes any number of values at once. Raises ValueError for a group that no page lists."""
     if group not in GROUPS:
         raise ValueError(f"there is no group of flags {group!r}")
     metadata = {

@@ -15,7 +15,7 @@ from moeserve.tokenizer import Vocabulary
 
 
 def read_vocabulary(model: Path) -> Vocabulary:
-    """Reads the vocabulary of a served model. Raises ModelError.
+    """Returns the vocabulary of a served model, read from its files. Raises ModelError for files that cannot be served.
 
     The worker also checks the file, but seconds later, because it imports torch first. This process reads the header
     anyway, so a wrong file ends the start at once.

@@ -161,8 +161,8 @@ class Child(ServerProcess):
         variables: Mapping[str, str] = MappingProxyType({}),
         descriptors: Sequence[int] = (),
     ) -> Child:
-        """Starts `module` as a process, which inherits `descriptors` under the same numbers and gets `variables`
-        added to its environment."""
+        """Starts `module` as a process of its own process group, and returns it. The process inherits `descriptors`
+        under the same numbers and gets `variables` added to its environment."""
         environment = python_environment() | {
             ENV_PREFIX + "RUNTIME_DIR": str(paths.directory),
             LAUNCHER_PID_ENV: str(os.getpid()),

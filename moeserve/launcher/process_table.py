@@ -210,8 +210,8 @@ class ProcessTable:
         return [*worker, *self._zygote.processes(is_starting=False)]
 
     def worker_is_left(self, ready: Container[str]) -> bool:
-        """True if the worker lost its router and is not listening for the next one yet, because it still computes a
-        step. (A link to a remote worker listens only while it is connected.)"""
+        """Returns whether the worker lost its router and is not listening for the next one yet, because it still
+        computes a step. (A link to a remote worker listens only while it is connected.)"""
         is_ours = WORKER in ready and WORKER not in self._modules and self.is_alive(WORKER)
         return (
             is_ours and ROUTER in self._processes and ROUTER not in ready and not self._paths.worker.exists()

@@ -33,7 +33,7 @@ def places() -> list[str]:
 
 @contextmanager
 def runtime_directory() -> Iterator[Path]:
-    """Creates a directory with mode 0700; removes it with its contents at the end of the context.
+    """Returns a context with a new directory of mode 0700, which is removed with its contents at the context's end.
 
     It is created in $XDG_RUNTIME_DIR, which is private and in memory, else in the temporary directory; a parent that
     makes the socket paths too long is skipped. Directories of this user's dead launchers are removed first. Raises

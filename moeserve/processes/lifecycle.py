@@ -177,8 +177,8 @@ def guarded(process: Process, main: Callable[[Process], None]) -> int:
 
 
 def load_config(paths: RuntimePaths) -> ServerConfig:
-    """Reads the configuration that the launcher wrote, checking the type of every field. Raises ConfigError for a file
-    that is missing, damaged, or has unknown fields."""
+    """Returns the configuration that the launcher wrote, checking the type of every field. Raises ConfigError for a
+    file that is missing, damaged, or has unknown fields."""
     try:
         raw: dict[str, Any] = msgspec.json.decode(paths.config_file.read_bytes(), type=dict[str, Any])
         unknown = raw.keys() - ServerConfig.__dataclass_fields__.keys()

@@ -114,8 +114,8 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """Opens a listening Unix socket, and replaces one that has no listener any more. Raises ConfigError if the path is
-    no socket, another server listens at it, or it cannot be made."""
+    """Returns a listening Unix socket at `path`; a socket there without a listener is replaced. Raises ConfigError if
+    the path is no socket, another server listens at it, or it cannot be made."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         if path.is_dir():

@@ -34,8 +34,8 @@ def _add(row: QuantType) -> QuantType:
 
 @contextmanager
 def registered(row: QuantType) -> Iterator[QuantType]:
-    """A context in which the table also has this row, for tests and experiments. Raises ValueError if the name or
-    number exists."""
+    """Returns a context in which the table also has this row, for tests and experiments. Raises ValueError if the name
+    or number exists."""
     _add(row)
     try:
         yield row

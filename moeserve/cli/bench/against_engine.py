@@ -129,8 +129,8 @@ def server_of(flags: Sequence[str]) -> Iterator[str]:
 
 
 def split_flags(text: str) -> list[str]:
-    """Splits the text of --against-engine into flags, as a shell does. Raises ConfigError for an unclosed quote, or a
-    flag that this command sets itself."""
+    """Returns the flags in the text of --against-engine, split as a shell does. Raises ConfigError for an unclosed
+    quote, or a flag that this command sets itself."""
     try:
         flags = shlex.split(text)
     except ValueError as error:

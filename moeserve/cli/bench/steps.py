@@ -252,8 +252,8 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], object]) -> StepTime:
-    """Loads the model, measures steps and fits the duration model. Takes minutes. Raises UserError if the model cannot
-    be loaded."""
+    """Loads the model, measures steps, and returns the duration model that is fitted to them. Takes minutes. report_to:
+    takes the report's lines. Raises UserError if the model cannot be loaded."""
     from moeserve.worker.loading.load import load_runner  # imports torch, which --help does not need
 
     runner = load_runner(config, engine.TerminalBar())

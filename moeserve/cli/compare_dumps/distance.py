@@ -59,9 +59,10 @@ def routing(
     logits_a: npt.NDArray[Any] | None,
     logits_b: npt.NDArray[Any] | None,
 ) -> RoutingDifference:
-    """Compares two choices of experts. ids: [rows, top_k]; logits: [rows, experts], or None if a dump has none: then no
-    difference counts as a tie. A difference is a tie if the swapped experts' logits are no farther apart than twice the
-    largest difference between the two sides' logits of the row."""
+    """Compares two sides' choices of experts, and returns for each row whether they differ and whether the difference
+    is a tie: bool [rows] each. ids: integers [rows, top_k]; logits: floats [rows, experts], or None if a dump has none:
+    then no difference counts as a tie. A difference is a tie if the swapped experts' logits are no farther apart than
+    twice the largest difference between the two sides' logits of the row."""
     is_other = (np.sort(ids_a, axis=1) != np.sort(ids_b, axis=1)).any(axis=1)
     is_tie = np.zeros_like(is_other)
     if logits_a is None or logits_b is None:

@@ -94,8 +94,8 @@ def main(arguments: list[str]) -> int:
 
 
 def several_plan(named: Sequence[str], args: argparse.Namespace) -> SeveralModelsPlan:
-    """Plans which of the models named before the flags fit beside each other. Raises UserError if --model is given too,
-    or a model cannot be read."""
+    """Returns the plan of several models: which of those named before the flags fit beside each other. Raises UserError
+    if --model is given too, or a model cannot be read."""
     if args.model is not None:
         raise ConfigError("--model names one model; name several before the flags")
     given = {name: getattr(args, name) for name in SHARED}

@@ -67,10 +67,9 @@ class Fit:
 
 
 def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -> Fit:
-    """Plans how a model fits into the memory: where its parts are placed, and how much memory they take. gpu:
-    bytes of the GPU's memory; None: CPU only. ram: bytes that the server may take; note: what limits these
-    bytes, for messages. Raises UserError for a file or an option that cannot be served, or a model that does
-    not fit."""
+    """Returns how a model fits into the memory: where its parts are placed, and how many bytes they take. gpu: bytes of
+    the GPU's memory; None: CPU only. ram: bytes that the server may take; note: what limits these bytes, for messages.
+    Raises UserError for a file or an option that cannot be served, or a model that does not fit."""
     tower = tower_memory(config, gpu)
     if gpu is not None:
         gpu -= tower.gpu

@@ -178,10 +178,10 @@ def predict(
     gpu_adapters: int = 0,
     draft_model: DraftModel | None = None,
 ) -> Memory:
-    """Predicts the memory. ram: bytes that the server may take. tower: the vision tower's memory. adapters,
-    gpu_adapters: the adapters' memory in RAM and on the GPU. draft_model: the small model, or the head, whose KV is
-    part of `layout`; on a GPU, gpu_other has the rest. The KV pool gets the size that `kv/capacity.py` computes; the
-    placement says which part of it is on the GPU."""
+    """Returns the predicted memory of each part of the server, in bytes. ram: bytes that the server may take. tower:
+    the vision tower's memory. adapters, gpu_adapters: the adapters' memory in RAM and on the GPU. draft_model: the
+    small model, or the head, whose KV is part of `layout`; on a GPU, gpu_other has the rest. The KV pool gets the size
+    that `kv/capacity.py` computes; the placement says which part of it is on the GPU."""
     model = layout.shape
     wanted = config.max_model_len or model.context_length
     other = processes_bytes(config, model, placement, step_tokens)

@@ -55,8 +55,9 @@ class SeveralModelsPlan:
 
 
 def plan_several(configs: Sequence[ServerConfig], ram: int, gpu: int, disk: float) -> SeveralModelsPlan:
-    """Plans several models. configs: resolved. ram: bytes that the whole server may take; gpu: bytes of each GPU, 0
-    without. disk: bytes per second. Raises UserError if a model cannot be read or placed."""
+    """Returns the memory that each of several models needs, and a plan of which fit together. configs: resolved. ram:
+    bytes that the whole server may take; gpu: bytes of each GPU, 0 without. disk: bytes per second. Raises UserError if
+    a model cannot be read or placed."""
     models = []
     for config in configs:
         gpus = [gpu] * (max(parse_gpus(config.gpus)) + 1) if gpu else []

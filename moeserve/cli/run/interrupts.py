@@ -10,8 +10,8 @@ from types import FrameType
 
 @contextmanager
 def single_interrupt() -> Iterator[None]:
-    """A context in which the first Ctrl-C raises KeyboardInterrupt. Further ones are ignored, because they would
-    interrupt storing the answer so far. May be used only by the main thread."""
+    """Returns a context in which the first Ctrl-C raises KeyboardInterrupt. Further ones are ignored, because they
+    would interrupt storing the answer so far. May be used only by the main thread."""
     has_come = False
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:

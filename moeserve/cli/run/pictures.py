@@ -51,8 +51,8 @@ def picture_of(data: bytes, name: str) -> Picture | None:
 
 
 def read_picture(path: str) -> Picture:
-    """Reads a picture's file. Raises UserError if it is missing, not a picture, or too large. Never blocks on a pipe or
-    a device."""
+    """Reads a picture's file and returns the picture. Raises UserError if it is missing, not a picture, or too large.
+    Never blocks on a pipe or a device."""
     try:
         # `open` would block on a pipe without a writer.
         descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -67,8 +67,8 @@ def read_setting(name: str, text: str) -> Any:
 
 
 def read_assignment(text: str) -> tuple[str, Any]:
-    """Reads NAME=VALUE, the form of --set. Raises UserError for a text of another form, an unknown name, or a value
-    that is not allowed."""
+    """Returns the name and the converted value of NAME=VALUE, the form of --set. Raises UserError for a text of another
+    form, an unknown name, or a value that is not allowed."""
     name, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"--set: must be NAME=VALUE, not {text!r}")

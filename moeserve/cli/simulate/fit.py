@@ -27,8 +27,8 @@ class StepSample:
 
 
 def fit(samples: Sequence[StepSample], source: str) -> StepTime:
-    """Minimises the sum of absolute relative errors: a short step counts as much as a long one, and an interrupted step
-    does not distort the model.
+    """Fits a model of steps' durations to measured steps, and returns it. It minimises the sum of absolute relative
+    errors, so a short step counts as much as a long one, and an interrupted step does not distort the model.
 
     The points of `base` are the sizes of the steps, in tokens. Decode steps have points of their own if there are at
     least two sizes of decode steps and two of other steps. Raises ValueError if all steps have the same size.

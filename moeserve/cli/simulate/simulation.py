@@ -99,8 +99,9 @@ class Simulation:
         self._kv_slots = TimeWeightedGauge()
 
     def run(self) -> SimulationResult:
-        """Runs the simulation. Raises RuntimeError if the scheduler leaves requests without an end, AssertionError if
-        its slot counts are wrong."""
+        """Runs the simulation to the end of all requests, and returns its outcome, with times in seconds of virtual
+        time. Raises RuntimeError if the scheduler leaves requests without an end, AssertionError if its slot counts are
+        wrong."""
         while self._events:
             now = self._events[0][0]
             while self._events and self._events[0][0] == now:

@@ -61,8 +61,9 @@ class Outcome:
 
 
 def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
-    """Parses `["ttft:200", "itl:50,e2el:9000"]` (milliseconds) to seconds by name. Raises ConfigError for an unknown
-    metric, or a limit that is no finite number."""
+    """Returns the limits that --goodput sets, in seconds by metric, from texts such as `["ttft:200",
+    "itl:50,e2el:9000"]` (milliseconds). Raises ConfigError for an unknown metric, or a limit that is no finite
+    number."""
     objectives: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.split(",")):
         name, _, value = pair.partition(":")

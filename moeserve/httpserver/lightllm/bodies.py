@@ -98,8 +98,8 @@ class GenerateRequestBody(RequestModel):
     multimodal_params: Annotated[Any, unsupported("multimodal input", {})] = None
 
     def asked(self, caller: Caller) -> Asked:
-        """Maps the body to `Asked`. LightLLM's answers always have the chosen token's log-probability. LightLLM counts
-        the end token in min_new_tokens; `Asked.min_tokens` does not."""
+        """Returns the body as an `Asked`, the form that all APIs share. LightLLM's answers always have the chosen
+        token's log-probability. LightLLM counts the end token in min_new_tokens; `Asked.min_tokens` does not."""
         parameters = self.parameters
         stops = parameters.stop_sequences
         settings = parameters.sampler_settings()

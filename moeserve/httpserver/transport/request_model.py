@@ -222,7 +222,8 @@ class Unsupported(AfterValidator):
 
 def unsupported(what: str, *neutral: Any) -> AfterValidator:
     """Returns a validator for a field that would change the answer but is not supported: it accepts only values in
-    `neutral`. Use it as `Annotated[Any, unsupported(...)]`."""
+    `neutral`, and raises PydanticCustomError for others, so that the request is refused. Use it as `Annotated[Any,
+    unsupported(...)]`."""
     text = f"{what} is not supported{_only(neutral)}"
 
     def refuse(value: Any) -> Any:

@@ -208,8 +208,8 @@ def stretch_rule(
 
 
 def check_tensors(file: TensorSource, shape: TowerShape) -> None:
-    """Checks the tower's tensors against the shapes that `shape` expects. Raises ModelError if one is missing or has
-    another shape."""
+    """Checks that the file has each of the tower's tensors in the shape that `shape` expects. Raises ModelError if one
+    is missing or has another shape."""
     for name, expected in shape.tensor_shapes().items():
         tensor = file.tensors.get(name)
         if tensor is None:

@@ -26,8 +26,8 @@ class PictureText:
 
     @classmethod
     def of(cls, renderer: ChatRenderer, written: str) -> PictureText:
-        """Finds the template's changes. written: the text by which the template shows a picture. A template that takes
-        no parts, or writes another text, changes nothing."""
+        """Returns what the template writes around a picture, found by rendering one. written: the text by which the
+        template shows a picture. A template that takes no parts, or writes another text, changes nothing."""
         first, second = secrets.token_hex(8), secrets.token_hex(8)
         parts = [{"type": "text", "text": f" {first} "}, {"type": "image"}]
         parts.append({"type": "text", "text": f" {second} "})

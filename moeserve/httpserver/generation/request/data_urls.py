@@ -19,9 +19,9 @@ _URL_SAFE: Final = str.maketrans("-_", "+/")  # RFC 4648, section 5
 
 
 def base64_bytes(text: str, what: str, *, may_be_empty: bool = False) -> bytes:
-    """Decodes base64 in either alphabet, with or without padding, percent-encoded or broken into lines. Accepts a data:
-    URL too, which some clients send instead of bare base64. what: such as "picture", for messages. Raises
-    PydanticCustomError."""
+    """Returns the bytes of a text in base64, in either alphabet, with or without padding, percent-encoded or broken
+    into lines. Accepts a data: URL too, which some clients send instead of bare base64. what: such as "picture", for
+    messages. Raises PydanticCustomError for invalid base64, and for no bytes unless may_be_empty."""
     if (found := _DATA_URL.match(text[:256])) is not None:
         text = text[found.end() :]
     if "%" in text:

@@ -40,8 +40,9 @@ class AdmissionPolicy:
         self.max_kv_total = 0  # sum of max_kv over the running batch, in KV slots
 
     def admits(self, running: Iterable[Request], candidate: Request) -> bool:
-        """Returns whether `candidate` may join `running`. All prompts count as fully computed, because they will be
-        before any request ends. A request is always admitted if no other request is running."""
+        """Returns whether `candidate` may join `running`: whether the KV pool has a slot for each token at the
+        predicted peak of all of them. All prompts count as fully computed, because they will be before any request
+        ends. A request is always admitted if no other request is running."""
         if self.max_kv_total + candidate.max_kv <= self._memory.num_slots:
             return True
         lengths = []

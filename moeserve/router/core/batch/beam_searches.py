@@ -62,8 +62,9 @@ class BeamSearches:
         return ids
 
     def advance(self, request: Request, sampled: Sequence[Sampled], now: float) -> list[TokensItem]:
-        """Advances a search by the sampled tokens of all its rows. When the search is over, returns the final message
-        of each client request; the caller then releases the Request. now: monotonic seconds."""
+        """Advances a search by the sampled tokens of all its rows. Returns an empty list while the search goes on; when
+        it is over, the final message of each client request, and the caller then releases the Request. now: monotonic
+        seconds."""
         tops = [entry.logprob for entry in sampled if entry.logprob is not None]
         totals = self._totals
         totals.beam_forks += self._memory.advance_beams(request, tops)

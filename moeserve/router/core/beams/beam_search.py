@@ -97,8 +97,10 @@ def candidates(
 def is_exhausted(
     worst: float, best: float, length: int, max_tokens: int, penalty: float, early: EarlyStopping
 ) -> bool:
-    """Returns whether a group with a full set of answers is finished. worst: lowest score of its answers; best: sum
-    of log-probabilities of its best beam, which has `length` tokens."""
+    """Returns whether a group with a full set of answers is finished: with `early` True at once, else when its best
+    beam can no longer reach a better score than its worst answer. A score is a sum of natural log-probabilities divided
+    by length ** penalty. worst: lowest score of its answers; best: sum of log-probabilities of its best beam, which has
+    `length` tokens. With `early` "never" and a positive penalty, that beam counts as if it had `max_tokens` tokens."""
     if early is True:
         return True
     reach = max_tokens if early == "never" and penalty > 0 else length

@@ -41,7 +41,8 @@ class BackPressure:
 
     def refusal(self, message: GenerateRequest, num_tenants: int) -> RequestError | None:
         """Returns the error, with status 503, for a request that finds the queue full; None if it is accepted.
-        num_tenants: API keys with open requests, including this one's. An empty queue accepts any request."""
+        num_tenants: API keys with open requests, including this one's. An empty queue accepts a prompt of any length.
+        Background requests are never refused here: httpserver limits them."""
         if message.priority == BACKGROUND_PRIORITY:
             return None  # httpserver bounds how many are open
         limits, waiting = self._limits, self._waiting
