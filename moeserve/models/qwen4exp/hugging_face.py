@@ -94,7 +94,7 @@ def _end(path: Path, config: Mapping[str, Any]) -> int:
     return integer(path, {"eos_token_id": end}, "eos_token_id", low=0)
 
 
-def _index_rows(metadata: Metadata, _rows: int) -> tuple[int, int]:
+def _index_rows(metadata: Metadata, _rows: int, _layer: int) -> tuple[int, int]:
     heads = metadata.require_int("qwen4exp.attention.indexer.head_count", 1, 1024)
     dim = metadata.require_int("qwen4exp.attention.indexer.key_length", 1, 1024)
     return heads * dim, dim

@@ -17,9 +17,9 @@ _PARTS = (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
 _FUSED = {of_part(n.ATTN_QKV): of_part for of_part in (n.of_part, n.bias_of_part)}
 
 
-def qkv_rows(metadata: Metadata, rows: int) -> tuple[int, int, int] | None:
+def qkv_rows(metadata: Metadata, rows: int, layer: int) -> tuple[int, int, int] | None:
     """Returns how many of this number of rows are q's, k's and v's; None if the metadata does not fit. Layers may
-    differ in their KV heads, which are counted by the rows."""
+    differ in their KV heads; a layer behind those with an entry (a next-token block) has the heads of any entry."""
     prefix = metadata.get("general.architecture")
     heads, width = (metadata.get(f"{prefix}.{key}") for key in ("attention.head_count", "embedding_length"))
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
@@ -32,7 +32,10 @@ def qkv_rows(metadata: Metadata, rows: int) -> tuple[int, int, int] | None:
     if not isinstance(dim, int) or not isinstance(value_dim, int) or dim < 1 or value_dim < 1:
         return None
     kv_heads, rest = divmod(rows - heads * dim, dim + value_dim)
-    is_stated = isinstance(stated, np.ndarray) or kv_heads == (heads if stated is None else stated)
+    if isinstance(stated, np.ndarray):
+        is_stated = kv_heads in (stated[layer : layer + 1] if layer < len(stated) else stated)
+    else:
+        is_stated = kv_heads == (heads if stated is None else stated)
     is_whole = rest == 0 and kv_heads >= 1
     return (heads * dim, kv_heads * dim, kv_heads * value_dim) if is_whole and is_stated else None
 
@@ -44,13 +47,14 @@ def divided(tensors: Iterable[MappedTensor], metadata: Metadata) -> Iterator[Map
     recurrent = {n.layer_of(tensor.name) for tensor in held if ".ssm_" in tensor.name}
     for tensor in held:
         layer = n.layer_of(tensor.name)
-        part_name = _FUSED.get("" if layer is None else tensor.name.removeprefix(n.in_layer(layer, "")))
-        is_fused = part_name is not None and layer not in recurrent
-        rows = qkv_rows(metadata, tensor.shape[0]) if is_fused else None
-        if part_name is None or rows is None:
+        part_name = None if layer is None else _FUSED.get(tensor.name.removeprefix(n.in_layer(layer, "")))
+        if layer is None or part_name is None or layer in recurrent:
             yield tensor
             continue
-        assert layer is not None
+        rows = qkv_rows(metadata, tensor.shape[0], layer)
+        if rows is None:
+            yield tensor
+            continue
         row_bytes, offset = tensor.nbytes // tensor.shape[0], tensor.offset
         for part, count in zip(_PARTS, rows, strict=True):
             yield replace(

@@ -17,8 +17,8 @@ from .made_tensor import MadeTensor, rows_made
 from .remade import Made
 from .safetensors_file import StoredTensor
 
-# The rows of each matrix, from the rows of all; None if the metadata does not fit.
-RowsOf = Callable[[Metadata, int], Sequence[int] | None]
+# The rows of each matrix, from the rows of all and the layer; None if the metadata does not fit.
+RowsOf = Callable[[Metadata, int, int], Sequence[int] | None]
 
 
 def fused_rows(theirs: str, parts: Sequence[str], rows_of: RowsOf) -> Made:
@@ -30,7 +30,7 @@ def fused_rows(theirs: str, parts: Sequence[str], rows_of: RowsOf) -> Made:
         tensor = stored.pop(f"{prefix}{theirs}.weight", None)
         if tensor is None:
             return  # a checkpoint with a tensor for each
-        rows = rows_of(metadata, tensor.shape[0]) if len(tensor.shape) == 2 else None
+        rows = rows_of(metadata, tensor.shape[0], layer_of(prefix)) if len(tensor.shape) == 2 else None
         if rows is None or sum(rows) != tensor.shape[0]:
             shape = list(tensor.shape)
             raise ModelError(
@@ -48,7 +48,12 @@ def fused_gate_up(theirs: str) -> Made:
     return fused_rows(theirs, (n.FFN_GATE, n.FFN_UP), _gate_up_rows)
 
 
-def _gate_up_rows(metadata: Metadata, _rows: int) -> tuple[int, int] | None:
+def layer_of(prefix: str) -> int:
+    """Returns the layer of the names that begin with `prefix`: "model.layers.3." or "3."."""
+    return int(prefix.removesuffix(".").rpartition(".")[2])
+
+
+def _gate_up_rows(metadata: Metadata, _rows: int, _layer: int) -> tuple[int, int] | None:
     width = metadata.get(f"{metadata.get('general.architecture')}.feed_forward_length")
     return (width, width) if isinstance(width, int) else None
 

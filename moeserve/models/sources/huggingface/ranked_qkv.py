@@ -20,6 +20,7 @@ from moeserve.models.sources.gguf.fused_qkv import qkv_rows
 
 from .fp8_blocks import SCALE_SUFFIXES, block_size
 from .fused_qkv import fused_qkv
+from .fused_rows import layer_of
 from .made_tensor import MadeTensor, rows_joined
 from .remade import Made
 from .safetensors_file import FP8, StoredTensor
@@ -95,7 +96,7 @@ def ranked_qkv(theirs: str) -> Made:
         if any(part.dtype != parts[0].dtype for part in parts):
             raise SettingError(path, f"tensor {prefix + theirs!r} has parts of different dtypes")
         count, (rows, cols) = len(parts), parts[0].shape
-        sizes = qkv_rows(metadata, rows * count)
+        sizes = qkv_rows(metadata, rows * count, layer_of(prefix))
         if sizes is None or any(size % count for size in sizes):
             raise SettingError(
                 path, f"tensor {prefix + theirs!r} has {rows * count} rows in {count} parts, which do not fit"
