@@ -105,7 +105,7 @@ def _gguf_bytes(buffer: mmap.mmap) -> int:
             alignment = max(1, walk.number("<I"))
         else:
             walk.skip_value(kind)
-    end = 0
+    spans = []
     for _ in range(tensors):
         walk.skip_string()
         rank = walk.number("<I")
@@ -115,8 +115,27 @@ def _gguf_bytes(buffer: mmap.mmap) -> int:
         row = QUANT_TYPES.get(walk.number("<I"))
         # The model's reader refuses a type that is unknown here; one byte of it is certain.
         nbytes = 1 if row is None else row.row_bytes(shape[0]) * math.prod(shape[1:])
-        end = max(end, walk.number("<Q") + nbytes)
-    return -(-walk.position // alignment) * alignment + end
+        spans.append((walk.number("<Q"), nbytes))
+    start = _padded(walk.position, alignment)
+    if walk.position > len(buffer) or not _is_plausible(spans, alignment, len(buffer) - start):
+        raise ValueError("a length or an offset is damaged")
+    return start + max((offset + nbytes for offset, nbytes in spans), default=0)
+
+
+def _is_plausible(spans: list[tuple[int, int]], alignment: int, there: int) -> bool:
+    """Returns whether tensors can lie so in a file, which may be cut short. spans: their offsets and bytes; there: the
+    bytes behind the header. False where two overlap, and where one ends behind the file's end though there is room
+    for all: no download that broke off looks so."""
+    end = 0
+    for offset, nbytes in sorted(spans):
+        if offset < end:
+            return False
+        end = offset + nbytes
+    return end <= there or sum(_padded(nbytes, alignment) for _, nbytes in spans) > there
+
+
+def _padded(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
 
 
 class _Walk:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -183,22 +184,25 @@ def _type_and_bytes(
 
 
 def _check_extents(walk: _Walk, tensors: list[MappedTensor], file_bytes: int) -> None:
-    """Checks that each tensor is within the file, and that none overlap."""
-    for tensor in tensors:
-        if tensor.nbytes > file_bytes:
+    """Checks that none of the tensors overlap, and that each is within the file."""
+    in_turn = sorted(tensors, key=lambda tensor: tensor.offset)
+    for before, tensor in pairwise(in_turn):
+        if tensor.offset < before.offset + before.nbytes:
             walk.where = f"tensor {tensor.name!r}"
+            begins = (
+                f"begins at byte {tensor.offset}, inside tensor {before.name!r} of shape {list(before.shape)}"
+            )
+            raise walk.error(f"{begins}: the file is damaged")
+    for tensor in in_turn:
+        walk.where = f"tensor {tensor.name!r}"
+        if tensor.nbytes > file_bytes:
             raise walk.error(
                 f"of shape {list(tensor.shape)} and type {tensor.type.name} would take {tensor.nbytes} bytes, the "
                 f"file has {file_bytes}: it is truncated or damaged"
             )
-    end, owner = 0, ""
-    for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
-        walk.where = f"tensor {tensor.name!r}"
-        if tensor.offset < end:
-            raise walk.error(f"begins at byte {tensor.offset}, inside tensor {owner!r}: the file is damaged")
-        end, owner = tensor.offset + tensor.nbytes, tensor.name
+        end = tensor.offset + tensor.nbytes
         if end > file_bytes:
-            raise walk.error(f"ends at byte {end}, the file has {file_bytes}: it is truncated")
+            raise walk.error(f"ends at byte {end}, the file has {file_bytes}: it is truncated or damaged")
 
 
 class _Walk:

@@ -15,6 +15,7 @@ from moeserve.errors import FileError
 from moeserve.launcher.short_files import refuse_short_files
 from moeserve.models.sources import announced_size
 from moeserve.models.sources.announced_size import cut_short
+from moeserve.models.sources.gguf import GGUFError, open_gguf
 from tests.support.gguf_bytes import Tensor, gguf_bytes
 
 FIXTURES = sorted((Path(__file__).resolve().parents[3] / "fixtures").glob("*.gguf"))
@@ -119,10 +120,30 @@ def test_a_header_that_is_cut_is_left_to_the_reader(keep: int, tmp_path: Path) -
     assert cut_short(file) is None
 
 
-def test_a_damaged_size_is_no_broken_download(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [Tensor("t", (8, 4), offset=1 << 43)],
+        [Tensor("t", (8, 4), offset=1 << 30), Tensor("u", (8, 4), offset=128)],
+        [Tensor("t", (8, 1 << 30), offset=0), Tensor("u", (8, 4), offset=128)],
+    ],
+    ids=["beyond all files", "an offset", "a dimension"],
+)
+def test_a_damaged_size_is_no_broken_download(tensors: list[Tensor], tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
-    file.write_bytes(gguf_bytes({}, [Tensor("t", (8, 4), offset=1 << 43)]))
+    file.write_bytes(gguf_bytes({}, tensors) + bytes(256))
     assert cut_short(file) is None
+    with pytest.raises(GGUFError, match="damaged"):
+        open_gguf(file)
+
+
+def test_a_damaged_length_before_no_tensors_is_no_broken_download(tmp_path: Path) -> None:
+    """The first part of a split set may have no tensors."""
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_bytes([("k", struct.pack("<IQ", 8, 1 << 30) + b"text")]))
+    assert cut_short(file) is None
+    with pytest.raises(GGUFError, match=r"'k' takes 1073741824 bytes, .* damaged"):
+        open_gguf(file)
 
 
 def test_who_may_have_a_short_file(tmp_path: Path) -> None:
