@@ -131,6 +131,7 @@ class Messages(msgspec.Struct, frozen=True, tag=True):
     `answer`."""
 
     tokens: dict[str, int]  # the format's control tokens, by text
+    begun: str = ""  # "think": the prompt has begun the reasoning; "": a message, whose kind is open
     answer: AnswerSpec | None = None  # None: any text
     tools: list[GrammarTool] = []
     must_call: bool = False

@@ -123,11 +123,14 @@ def _channels(spec: Channels) -> str:
 
 
 def _messages(spec: Messages) -> str:
-    """Returns the grammar of the text after `<|begin|>assistant`."""
+    """Returns the grammar of the text after `<|begin|>assistant`, and after `<|think|>` if the prompt has it."""
     tokens = {name: f"<[{token_id}]>" for name, token_id in spec.tokens.items()}
     again = f'{tokens["<|end|>"]} {tokens["<|begin|>"]} "assistant"'
     most = spec.max_reasoning
-    begin = "" if most == 0 else "reasoning?"
+    if spec.begun == "think":
+        begin = again if most == 0 else f"reasoning_text {again}"
+    else:
+        begin = "" if most == 0 else "reasoning?"
     last = "final"
     if spec.tools:
         begin += " before?"

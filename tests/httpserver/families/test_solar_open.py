@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from moeserve.chatformat import solar_open
 from moeserve.messages.reasoning import Thinking, is_open_after
 from tests.support.family_server import serving
-from tests.support.http_harness import HttpServer, say
+from tests.support.family_vocabulary import write_family_model
+from tests.support.http_harness import HttpServer, http_server, say
 from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
-from tests.support.solar_template import rendered_in_messages
+from tests.support.solar_template import SOLAR, rendered_in_messages
 
 BEGUN: Final = "<|begin|>assistant"
 NO_REASONING: Final = f"{BEGUN}<|think|><|end|>{BEGUN}"
@@ -116,3 +118,20 @@ def test_a_begun_answer_goes_on(solar: HttpServer) -> None:
     asked = {"add_generation_prompt": False, "continue_final_message": True}
     assert ask(solar, messages=begun, **asked)["choices"][0]["message"]["content"] == " jumps"
     assert prompt_of(solar).endswith(f"{BEGUN}<|content|>The dog")
+
+
+def test_a_prompt_may_have_begun_the_reasoning(tmp_path: Path) -> None:
+    """The grammar began at the message's header, and so the answer could only begin with a second `<|think|>`."""
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        SOLAR.replace("<|begin|>assistant\n{%- endif %}", "<|begin|>assistant<|think|>{%- endif %}")
+    )
+    model = write_family_model("solar_open", tmp_path / "model.gguf")
+    with http_server(model=str(model), context=2048, chat_template=str(template)) as server:
+        server.answer = say(f"Hm.<|end|>{BEGUN}<|content|>12")
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+        message = ask(server, response_format=schema)["choices"][0]["message"]
+        assert prompt_of(server).endswith(f"{BEGUN}<|think|>")
+        assert (message["reasoning"], message["content"]) == ("Hm.", "12")
+        (rules, _) = json.loads(server.requests[-1].sampling.grammar)["grammars"]
+        assert rules["lark_grammar"].startswith("start: reasoning_text <[")

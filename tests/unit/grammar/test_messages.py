@@ -71,6 +71,32 @@ def test_answers(tokenizer: TextTokenizer, fields: dict[str, Any], good: list[st
     assert bool(relaxed(spec, set())) == bool(spec.tools)
 
 
+AGAIN: Final = "<|end|><|begin|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({}, [f"hm{AGAIN}{HI}", f"{AGAIN}{HI}"], ["hm", HI, THOUGHT, f"hm{AGAIN}{THOUGHT}"]),
+        ({"max_reasoning": 0}, [f"{AGAIN}{HI}"], [f"hm{AGAIN}{HI}", HI]),
+        ({"max_reasoning": 2}, [f"hm{AGAIN}{HI}"], [f"hmm{AGAIN}{HI}"]),
+        ({"tools": [F], "must_call": True}, [f"hm{AGAIN}{CALLED}"], [CALLED, f"hm{AGAIN}{HI}"]),
+        ({"answer": INTEGER}, [f"hm{AGAIN}{answered('', '12')}"], [answered("", "12"), f"hm{AGAIN}{HI}"]),
+    ],
+)
+def test_answers_behind_a_prompt_that_begins_the_reasoning(
+    tokenizer: TextTokenizer, fields: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    """The grammar began at a message's header, so the answer's first token ended the reasoning's text."""
+    formats = formats_of(ServerConfig(model=""), tokenizer, SOLAR)
+    assert formats.solar is not None
+    spec, engine = Messages(dict(formats.solar.tokens), "think", **fields), GrammarEngine(tokenizer)
+    for text in good:
+        assert grammar_texts.matches(engine, tokenizer, spec, text, parse_special=True), text
+    for text in bad:
+        assert not grammar_texts.matches(engine, tokenizer, spec, text, parse_special=True), text
+
+
 def test_a_model_without_the_tokens_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
     other = write_family_model("kimi_k3", tmp_path_factory.mktemp("other") / "model.gguf")
     with pytest.raises(

@@ -64,4 +64,5 @@ class SolarTokens:
         message's text."""
         if solar_open.CONTENT in begun:
             return given
-        return whole_grammar(prompt, combined, grammar.Messages(dict(self.tokens)))
+        kind = "think" if solar_open.SolarMessages(begun).is_thinking else ""
+        return whole_grammar(prompt, combined, grammar.Messages(dict(self.tokens), kind))
