@@ -59,10 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "serve"
     if arguments and not arguments[0].startswith("-") and not _is_model(arguments[0]):
         name = arguments.pop(0)
-    if name in _WORDS_FOR_FLAGS:  # `moeserve help run`
-        flag = f"--{name}"
-        name = arguments[0] if name == "help" and arguments and arguments[0] in COMMANDS else "serve"
-        arguments = [flag]
+    if name in _WORDS_FOR_FLAGS:  # `moeserve help run`, `moeserve help bench engine`
+        if name == "version" and arguments:
+            serve_parser().error(f"unrecognized arguments: {' '.join(arguments)}")
+        flag, name = f"--{name}", "serve"
+        if arguments and arguments[0] not in _WORDS_FOR_FLAGS:
+            name = arguments.pop(0)
+        arguments = [*arguments, flag] if name != "serve" else [flag]
     if not name:
         serve_parser().error("the first word is empty; name a model or a command")
     if name not in COMMANDS:
@@ -78,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _is_model(word: str) -> bool:
     """Returns whether the first word is a model, not a command: `moeserve FILE`."""
-    return word not in COMMANDS and (os.path.exists(word) or "/" in word or word.endswith(".gguf"))
+    if word in COMMANDS or word in _WORDS_FOR_FLAGS:
+        return False
+    return os.path.exists(word) or "/" in word or word.endswith(".gguf")
 
 
 class Command(NamedTuple):

@@ -20,9 +20,11 @@ def check_unicode(config: ServerConfig) -> None:
         texts: Iterable[object] = value if isinstance(value, tuple) else (value,)
         for text in texts:
             if isinstance(text, str) and not _is_unicode(text):
+                encoding = sys.getfilesystemencoding()
+                other = "" if encoding == "utf-8" else ", or start with LC_ALL=C.UTF-8"
                 raise ConfigError(
-                    f"{flag_name(option.name)}: {text!a} has bytes that are not "
-                    f"{sys.getfilesystemencoding()}; rename the file or folder, or start with LC_ALL=C.UTF-8"
+                    f"{flag_name(option.name)}: {text!a} has bytes that are not {encoding}; rename the file or folder"
+                    f"{other}"
                 )
 
 

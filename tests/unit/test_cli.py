@@ -131,7 +131,7 @@ def test_a_file_name_in_another_encoding_is_told(tmp_path: Path) -> None:
     name = os.fsdecode(os.fsencode(tmp_path) + b"/mod\xe8le.gguf")
     demonstration = str(command_line.demonstration_model())
     Path(name).symlink_to(demonstration)
-    message = r"--model: '.*/mod\\udce8le\.gguf' has bytes that are not utf-8; rename the file or folder"
+    message = r"--model: '.*/mod\\udce8le\.gguf' has bytes that are not utf-8; rename the file or folder$"
     with pytest.raises(ConfigError, match=message):
         check_unicode(command_line.resolve(parse(name)))
     with pytest.raises(ConfigError, match=message):
@@ -149,17 +149,44 @@ def test_empty_api_key_does_not_open_the_server() -> None:
     [
         (["help"], "usage: moeserve [command] [MODEL ...] [options]"),
         (["help", "list"], "usage: moeserve list"),
-        (["help", "nothing"], "usage: moeserve [command] [MODEL ...] [options]"),
+        (["help", "help"], "usage: moeserve [command] [MODEL ...] [options]"),
+        (["help", "bench", "engine"], "usage: moeserve bench engine"),
         (["version"], "moeserve "),
     ],
 )
 def test_help_and_version_need_no_dashes(
-    words: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    shown: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / words[0]).touch()  # a file of that name is no model
     with pytest.raises(SystemExit) as end:
         cli.main(words)
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith(shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["help", "nothing"], "there is no command 'nothing'"),
+        (["help", "bench", "nothing"], "usage: moeserve bench"),
+        (["version", "x"], "unrecognized arguments: x"),
+    ],
+)
+def test_help_for_what_there_is_not_is_an_error(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts took the exit code 0 for a sign that the command is there."""
+    try:
+        code: object = cli.main(words)
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_help_groups_every_option_with_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
