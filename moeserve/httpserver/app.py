@@ -219,9 +219,9 @@ def _explanation(request: Request) -> str:
     """Returns the reason why an API's path is not served, or the path that the client probably meant (its base URL
     lacks /v1, has /v1 twice or has a slash too many); for a browser's question on behalf of another site's page (a CORS
     preflight), how to allow it. Returns "" for any other path."""
-    given = request.url.path
-    if request.method == "OPTIONS":
-        return f": pages of {shown(request.headers.get('origin', 'other sites'))} are allowed by --allowed-origin alone"
+    given, origin = request.url.path, request.headers.get("origin")
+    if request.method == "OPTIONS" and origin is not None:
+        return f": pages of {shown(origin)} are allowed by --allowed-origin alone"
     if reason := why_absent(given):
         return f": {reason}"
     paths = request.app.paths - {"/"}

@@ -41,6 +41,7 @@ from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Lab
 class ReasoningOptions(RequestModel):
     """OpenRouter's object with the reasoning fields."""
 
+    takes_whole_floats: ClassVar = True
     effort: Effort | None = None
     max_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX, description="thinking_token_budget.")] = None
     enabled: Annotated[bool, Field(description="False: the effort none.")] = True
@@ -50,6 +51,7 @@ class ReasoningOptions(RequestModel):
 class ThinkingSwitch(RequestModel):
     """The object with which clients of DeepSeek, GLM and Kimi switch reasoning."""
 
+    takes_whole_floats: ClassVar = True
     type: Annotated[
         Literal["enabled", "disabled", "adaptive", "auto"],
         Field(description="adaptive, auto: the template decides."),

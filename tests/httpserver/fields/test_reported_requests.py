@@ -100,11 +100,19 @@ def test_other_switches_of_reasoning(server: HttpServer, asked: dict[str, Any]) 
 
 
 def test_a_budget_of_reasoning_in_its_switch(server: HttpServer) -> None:
+    """Lua's and JavaScript's clients write 50.0."""
     switch = {"type": "enabled", "budget_tokens": 50}
-    taken(server, CHAT, {"messages": [HI], "max_tokens": 1, "thinking": switch})
-    thinking = server.requests[-1].sampling.thinking
-    assert thinking is not None
-    assert thinking.budget == 50
+    forms: list[dict[str, Any]] = [
+        {"thinking": switch},
+        {"thinking": switch | {"budget_tokens": 50.0}},
+        {"reasoning": {"max_tokens": 50.0}},
+    ]
+    for form in forms:
+        taken(server, CHAT, {"messages": [HI], "max_tokens": 1} | form)
+        thinking = server.requests[-1].sampling.thinking
+        assert thinking is not None
+        assert thinking.budget == 50
+    assert server.post(CHAT, {"messages": [HI], "reasoning": {"max_tokens": 50.5}}).status_code == 400
     for asked in (
         {"thinking": switch, "thinking_token_budget": 0},
         {"thinking": {"type": "enabled"}, "reasoning_effort": "none"},

@@ -61,4 +61,13 @@ def test_a_browsers_question_for_another_sites_page_is_told_what_allows_it(
     response = client.options(path, headers={"Origin": "http://app.test"})
     assert response.status_code in (404, 405)
     message = response.json()["error"]["message"]
-    assert message.endswith(": pages of 'http://app.test' are allowed by --allowed-origin alone")
+    assert "'http://app.test'" in message
+    assert "--allowed-origin" in message
+
+
+def test_options_without_an_origin_are_no_browsers_question(client: httpx.Client) -> None:
+    """Load balancers and scanners ask so; the answer spoke of pages of 'other sites'."""
+    response = client.options("/v1/models")
+    assert response.status_code == 405
+    assert response.json()["error"]["message"] == "OPTIONS /v1/models: method not allowed"
+    assert response.headers["allow"]
