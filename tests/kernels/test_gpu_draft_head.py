@@ -18,7 +18,6 @@ from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.draft_head import PlacedDraftHead
-from moeserve.models.blocks.gpu.taps import ResidualTaps
 from moeserve.models.blocks.gpu.workspace import GpuBatch
 from moeserve.models.eagle3.folder import open_draft_head_folder
 from moeserve.models.eagle3.shape import read_draft_head
@@ -392,13 +391,3 @@ def test_times_where_a_step_follows_one_that_asked_in_vain(
         assert one.draft_ms == pytest.approx(2.0 * DEPTHS)
         assert one.draft_wait_ms == pytest.approx(4.0)  # placing the step's rows
         assert one.compute_ms - one.draft_ms - one.draft_wait_ms == pytest.approx(1.5)
-
-
-def test_a_layer_may_be_read_twice() -> None:
-    """Default layers of a small model, and a file's, may repeat: the head has a column for each."""
-    taps = ResidualTaps(
-        [1, 1, 3], num_layers=4, rows=2, hidden=8, floats=torch.float32, device=torch.device("cpu")
-    )
-    for layer in range(4):
-        taps.copy(layer, torch.full((2, 8), layer + 1.0))
-    assert taps.rows.view(2, 3, 8)[..., 0].tolist() == [[2.0, 2.0, 4.0]] * 2
