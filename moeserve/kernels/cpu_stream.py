@@ -197,7 +197,8 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         norm_after: bool = False,
         positions: torch.Tensor | None = None,
     ) -> None:
-        """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); stores k and v in the KV pool.
+        """Normalises q and k (RMSNorm), rotates them as NeoX does, multiplies q by `scale` (None: 1/sqrt(dim)), and
+        stores k and v in the KV pool.
 
         q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, value_dim] are changed in place. q_norm, k_norm:
         [dim] for a norm per head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos, sin:
@@ -205,7 +206,8 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         [n]. positions, int32 [n]: cos and sin have all positions' angles, and row i uses positions[i]. v_norm
         [value_dim]: first v = RMSNorm(v) * v_norm per head; with `v_from_k`, RMSNorm(k) of k as projected overwrites
         v. v_scale: multiplies v, last. norm_after: the norms of heads come after RoPE. Without k and v, only q
-        changes, and nothing is stored. eps: added to the mean square under the norm's root."""
+        changes, and nothing is stored. eps: added to the mean square under the norm's root.
+        """
         self._native.rope_store(
             q, k, v, q_norm, k_norm, eps, cos, sin, positions, slots, kv, n, heads.num, heads.num_kv, heads.dim,
             heads.value_width, scale, v_norm, v_from_k, v_scale, norm_after,
@@ -226,8 +228,8 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         gate_softplus: bool = False,
         score_cap: float = 0.0,
     ) -> None:
-        """Paged attention of the plan's rows, causal unless the plan has ends. q: [n, heads, dim]; out: [n, heads *
-        value_dim], for latent attention also [n * heads, value_dim].
+        """Computes paged attention of the plan's rows into `out`, causal unless the plan has ends. q: [n, heads, dim];
+        out: [n, heads * value_dim], for latent attention also [n * heads, value_dim].
 
         window above 0: a position sees itself and the window - 1 positions before it; up to 31 slots before these
         are still read and must hold finite values. sinks [heads]: an additional logit in each head's softmax,

@@ -322,7 +322,8 @@ class ShapeReader:
         vocab_size: int | None = None,
     ) -> ModelShape:
         """Returns the shape of a decoder with these layers. yarn_truncates, rope_theta, rms_eps: values if the file has
-        no key. rope_scaling: overrides the keys. vocab_size: of a file without a vocabulary."""
+        no key. The other arguments are fields of ModelShape. Raises ModelError for a missing or unsupported setting.
+        rope_scaling: overrides the keys. vocab_size: of a file without a vocabulary."""
         if vocab_size is None:
             vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
             self.only("vocab_size", vocab_size)

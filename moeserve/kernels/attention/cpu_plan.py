@@ -22,7 +22,7 @@ def build_attention_plan(
     ends: npt.NDArray[np.int32] | None = None,
     rule: ChoiceRule = ALL_KEYS,
 ) -> None:
-    """Plans the attention of sequences: sequence i has rows rows[i] .. rows[i] + counts[i] - 1 of the step,
+    """Fills `plan` with the attention of sequences: sequence i has rows rows[i] .. rows[i] + counts[i] - 1 of the step,
     positions from positions[i] on, and KV slots in slot_table[req_slots[i]].
 
     ends: int32, for each row of the step, the number of its sequence's keys that it sees (`reference.Sequence.ends`);

@@ -39,7 +39,7 @@ def attention(
     gate_softplus: bool = False,
     score_cap: float = 0.0,
 ) -> Tensor:
-    """Returns softmax(q k^T) v over the keys that each row sees, in float64: [n, heads * value_dim].
+    """Returns softmax(q k^T) v over the keys that each row sees, float64 [n, heads * value_dim].
 
     q [n, heads, dim], already scaled. keys [slots, kv_heads, dim], values [slots, kv_heads, value_dim]; query head
     h reads KV head h // (heads / kv_heads). Rows of no sequence are zero. window above 0: position p sees nothing

@@ -27,11 +27,12 @@ def build_compressed_plan(
     ratio: int = 0,
     top: int = 0,
 ) -> None:
-    """Plans compressed attention. The sequences are given as for `build_attention_plan`, with their states' slots: the
-    rings there have the keys of their last tokens. Each row attends to the last `window` tokens with itself, and to
-    the entries of complete blocks of `ratio` tokens: to all of them, or with `top` above 0 to at most `top`, which
-    `CpuStream.choose_entries` chooses. ratio 0: there are no entries. Only slot_table must outlive the call. Raises
-    ValueError for wrong dtypes, shapes or sizes, and IndexError for sequences outside the table or without a ring."""
+    """Fills `plan` with compressed attention. The sequences are given as for `build_attention_plan`, with their states'
+    slots: the rings there have the keys of their last tokens. Each row attends to the last `window` tokens with itself,
+    and to the entries of complete blocks of `ratio` tokens: to all of them, or with `top` above 0 to at most `top`,
+    which `CpuStream.choose_entries` chooses. ratio 0: there are no entries. Only slot_table must outlive the call.
+    Raises ValueError for wrong dtypes, shapes or sizes, and IndexError for sequences outside the table or without a
+    ring."""
     widths = heads.num, heads.num_kv, heads.dim
     columns = (rows, counts, positions, req_slots, state_slots)
     of_rings = (rings.first, rings.rows, rings.num)

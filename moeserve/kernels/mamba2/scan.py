@@ -34,14 +34,13 @@ def scan_kernel(
     """Computes Mamba-2's recurrence, writes `out`, and advances the sequences' states and convolution states in place.
     Grid (sequences, HEADS, HEAD_DIM / BLOCK). seq_first, seq_count, seq_slot int32: each sequence's first row, number
     of rows (0: padding) and state slot. seq_drafts, seq_record, records: as for the delta rule's `recurrent_kernel`;
-    all None: there are no drafts, as always BY_CHUNKS.
+    all None: there are no drafts, which BY_CHUNKS requires.
 
     rows [n, any], rows STRIDE apart: the convolution's inputs x, B and C, whose last rows become the convolution state,
     then a dt for each head. mixed [n, channels]: the convolution's output. rate, dt_bias, skip float32 [HEADS]. states
     float32, slots SLOT apart: [HEADS, STATE_DIM, HEAD_DIM], and [TAPS - 1, channels] at offset CONV. out [n, HEADS *
     HEAD_DIM]: C^T S + skip * x. SIZE: a power of two that holds STATE_DIM; SHARE: a power of two that holds a program's
-    part of the channels. BY_CHUNKS: in chunks of CHUNK
-    tokens, a power of two; False: token by token.
+    part of the channels. BY_CHUNKS: computes in chunks of CHUNK tokens, a power of two; False: token by token.
     """
     if PDL:
         gdc_launch_dependents()

@@ -33,10 +33,12 @@ def add_norm(
     """Computes x[i] += attended[i] + extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight,
     for i < count[0].
 
-    x float32 [n, cols]; parts [n, p, cols]; parts whose part_ids [n, p] are negative do not count. rows int32 [m]: i
-    takes only these values, and x stays unchanged. attended, extra: float32 [n, cols]. y and codes with scales:
-    GpuActivations [m, cols]. exact: float32 [m, cols], y unrounded. centered: y is of x less its mean (LayerNorm).
-    weight None: y = x. eps: added to the mean square under the norm's root."""
+    x float32 [n, cols]; parts [n, p, cols]; parts whose part_ids [n, p] are negative do not count. rows int32 [m]:
+    output row j is computed from row rows[j] of x, and x stays unchanged; None: all rows. attended, extra: float32 [n,
+    cols]. y and codes with scales: GpuActivations [m, cols]. exact: float32 [m, cols], y unrounded. centered: y is of x
+    less its mean (LayerNorm). weight None: y = x. eps: added to the mean square under the norm's root, with centered to
+    the variance.
+    """
     some = y if y is not None else codes
     assert some is not None
     cols = x.shape[1]

@@ -76,9 +76,11 @@ class DeviceSamplerState:
         max_tokens: int = 0,
         **given: float,
     ) -> None:
-        """Initialises a slot. order: from `order_code`; dry_breakers int32: token sequences, each terminated by -1;
-        max_tokens, of the whole output, bounds DRY's memory. given: sampler settings; others keep their defaults.
-        Raises ValueError for ids out of range, or more than MAX_BIAS or MAX_STOP."""
+        """Initialises a request slot with a request's parameters and its tokens so far. bias_ids, stop_ids, prompt,
+        output: int32 token ids; bias_values: float32, one for each of bias_ids. order: from `order_code`; dry_breakers
+        int32: token sequences, each terminated by -1; max_tokens, of the whole output, bounds DRY's memory. given:
+        sampler settings; others keep their defaults. Raises ValueError for ids out of range, or more than MAX_BIAS or
+        MAX_STOP."""
         none = np.zeros(0, np.int32)
         bias_ids, stop_ids = none if bias_ids is None else bias_ids, none if stop_ids is None else stop_ids
         prompt, output = none if prompt is None else prompt, none if output is None else output
@@ -160,17 +162,17 @@ def sample(
     ahead: Tensor | None = None,
 ) -> None:
     """Writes tokens int32 [n]: one for each row of float32 logits [n, vocab], by its slot's parameters, for i <
-    count[0]; -1 if the row held NaN, +inf or only -inf, -2 if the masks leave none. Slots must be distinct. Records
-    the tokens as output.
+    count[0]; -1 if the row held NaN, +inf or only -inf, -2 if the masks leave none. Without `ahead`, slots must be
+    distinct, and the tokens are recorded as their output.
 
     params .. history: a DeviceSamplerState's; edited .. ids: a SamplingWorkspace's. Without `edited`, no logits are
     edited: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit
     t of word w: token 32 w + t is allowed) must be None. has_chains: some slot has an order of samplers or DRY;
     needs `edited`.
 
-    ahead: int32 [n], the number of earlier tokens of the same slot in this call. Each row is sampled as if it were the
-    only row after these tokens. Then nothing is recorded (`DeviceSamplerState.note_outputs` does that), and logits must
-    not be edited.
+    ahead: int32 [n], the number of earlier tokens of the same slot in this call; a slot may then have several rows.
+    Each row is sampled as if it were the only row after these tokens. Then nothing is recorded
+    (`DeviceSamplerState.note_outputs` does that), and logits must not be edited.
     """
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)

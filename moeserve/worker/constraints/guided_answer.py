@@ -88,9 +88,10 @@ class GuidedAnswer:
         return self._guide is not None
 
     def start(self, eos_ids: tuple[int, ...], mask: Bits) -> NextToken:
-        """Computes the mask of the answer's next token into `mask`, and returns it as a NextToken, or the failure of
-        the grammar. mask: int32 [words], overwritten here and in `advance`. The result's time is the time for the mask
-        itself, without the output so far, as an estimate for the next mask."""
+        """Computes the mask of the answer's next token into `mask`, and returns whether there is one, and its CPU time;
+        a grammar that fails is returned as the result's error. mask: int32 [words], overwritten here and in `advance`.
+        The result's time is the time for the mask itself, without the output so far, as an estimate for the next
+        mask."""
         self._mask = mask
         try:
             if self._compiled is not None:

@@ -45,8 +45,9 @@ def make_cpu_stage(
     device: torch.device,
     max_state_drafts: int,
 ) -> CpuStage | None:
-    """Returns None if all layers are on the GPU. max_tokens: rows of the largest step. max_state_drafts: most drafts of
-    a step, for models with recurrent layers."""
+    """Returns the stage that computes the first layers on the CPU, with its KV, states and buffers; None if all layers
+    are on the GPU. max_tokens: rows of the largest step. max_state_drafts: most drafts of a step, for models with
+    recurrent layers."""
     if in_ram is None or in_ram.cpu_stage is None:
         return None
     rows = step_sizes(max_tokens)[-1]

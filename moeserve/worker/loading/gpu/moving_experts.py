@@ -58,8 +58,9 @@ class MovingExperts:
     def cache(
         self, weights: GpuWeights, placement: Placement, model: GpuDecoder, has_drafts: bool
     ) -> ExpertCache | None:
-        """Returns None if no experts move. has_drafts: whether steps may have drafts; then none fetches, because steps
-        of one row and of several alternate, and each change waits for the step before. It was not measured."""
+        """Returns the expert cache, which exchanges experts between RAM and the GPU; None if no experts move.
+        has_drafts: whether steps may have drafts; then none fetches, because steps of one row and of several alternate,
+        and each change waits for the step before. It was not measured."""
         if self.maps is None or self.panels is None or self.experts is None:
             return None
         movable = np.zeros_like(self.maps.on_gpu)
