@@ -65,8 +65,8 @@ def server_for(
     config: ServerConfig, given: dict[str, str | list[str] | None], *, needs_model: bool = True
 ) -> Iterator[FoundServer]:
     """Yields a server: one that already runs, or one that runs until the block ends. `given`: the server's flags as the
-    user gave them, to start one. needs_model: without a model, start no server (else the demonstration model is
-    served). Raises UserError if no server can be found or started, or it serves another model."""
+    user gave them, to start one. needs_model: if the flags name no model, start no server; False: start one with the
+    demonstration model. Raises UserError if no server can be found or started, or it serves another model."""
     url, key = url_of(config), next(iter(config.api_key), None)
     try:
         model = running_model(url, key, config.model)

@@ -72,8 +72,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_shared_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Collection[str], **texts: str
 ) -> None:
-    """Adds options of the server that mean the same to another command, to that command's `--help`. `texts`: the help
-    of options whose default differs there."""
+    """Adds options of the server, with the same meaning, to another command's parser and `--help`. `names`: the
+    options. `texts`: other help texts, by name, for options whose default differs there."""
     options = {option.name: option for option in dataclasses.fields(ServerConfig)}
     for name in names:
         _add(parser, options[name], texts.get(name) or help_of(options[name]))

@@ -36,9 +36,9 @@ def for_missing(path: Path) -> str:
 
 
 def unfinished(file: Path) -> str | None:
-    """Returns why the file is not the whole model, though it may have its size: aria2 gives it that before the bytes
-    come, and keeps a list of those that miss in a file beside it. None if no such file is there, nor beside another
-    part of its split set."""
+    """Returns why the file is not the whole model, although its size may be right: aria2 creates a file with its final
+    size before the bytes arrive, and lists the missing bytes in a second file beside it (NAME.aria2). None if there is
+    no such second file beside this file or another part of its split set."""
     for name in split_names(file.name):
         control = file.with_name(name + ".aria2")
         if control.exists():

@@ -132,9 +132,9 @@ def _ours(flag: str, value: str) -> list[str]:
 
 
 def hint(unknown: Iterable[str], flags: Iterable[str], arguments: Sequence[str] = ()) -> str:
-    """Returns the end of an error message about arguments that no flag takes: advice about each flag that has some,
-    else the most similar flag, else the flag that was given one value too many. flags: moeserve's. arguments: the whole
-    command line."""
+    """Returns the end of an error message about unknown arguments: advice about each flag for which there is some; else
+    the most similar flag; else, for a value that belongs to no flag, that the flag before it takes only one value. ""
+    if nothing is known. flags: moeserve's. arguments: the whole command line."""
     known, unknown = list(flags), list(unknown)
     typed = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if said := "".join(f"; {flag}: {ADVICE[flag]}" for flag in dict.fromkeys(typed) if flag in ADVICE):

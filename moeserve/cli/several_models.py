@@ -67,7 +67,8 @@ def wants_several(named: Sequence[str], given: Given, environment: Mapping[str, 
 
 def several_models(named: Sequence[str], given: Given, environment: Mapping[str, str]) -> FrontConfig:
     """Returns the configuration of a server with several models. `named`: the models of the command line. Models whose
-    files are not all there are among them; logs why. Raises ConfigError, and a UserError if no model has its files."""
+    files are not all there are included, and the log says what is missing. Raises ConfigError, and a UserError if no
+    model has its files."""
     if given.get("model") is not None:
         raise ConfigError("--model names one model; name several before the flags, or in --models-file")
     common = read_options({**given, "model": None}, _without(environment, OF_ONE_MODEL))

@@ -1,4 +1,5 @@
-"""Tells each agent the address of its model: as docs/how-to/connect-an-agent.md says, and as the tests run it.
+"""Makes the commands that start coding agents with a model of this server, in the way that
+docs/how-to/connect-an-agent.md describes and the tests check.
 
 An agent's own settings are never changed: everything is passed in environment variables, in arguments, or in a folder
 of moeserve's.

@@ -61,8 +61,9 @@ def main(arguments: list[str]) -> int:
 
 
 def past_proxies(environment: Mapping[str, str], url: str) -> dict[str, str]:
-    """Returns the variables by which a client asks the server at `url` itself, where proxies are set that it would ask
-    otherwise; empty if there are none, they are switched off by `*`, or the server is on another machine."""
+    """Returns the environment variables that make a client connect directly to the server at `url`, if the environment
+    sets a proxy that the client would use otherwise. Empty if no proxy is set, if `*` already switches all proxies off,
+    or if the server is on another machine."""
     host = urlsplit(url).hostname or ""
     is_here = host in ("localhost", "::1") or host.startswith("127.")
     if not is_here or not any(environment.get(name) for name in _PROXIES):

@@ -55,7 +55,8 @@ class TensorPlace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first row in which a tensor of two dumps differs by more than the limit. The relative distance is |A - B|
-    over the greater of |A| and |B| (Euclidean norms of the row); largest: the largest difference of a number."""
+    over the greater of |A| and |B| (Euclidean norms of the row); largest: the largest absolute difference between two
+    numbers of the row."""
 
     place: TensorPlace
     pair: int

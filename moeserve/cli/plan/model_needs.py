@@ -31,9 +31,9 @@ ANY_RAM: Final = 1 << 60  # bytes; so large that nothing is refused because of i
 
 def needs_of(config: ServerConfig, ram: int, gpus: Sequence[int]) -> dict[str, Any]:
     """Returns what a model needs: bytes of RAM (beside `resident_memory.COMMON_BYTES`) and of each of its GPUs when all
-    pools are full, the GPUs that these may be, the bytes of its weights, and the options that keep the server within
-    this memory. `ram`: bytes that all models may take together; `gpus`: bytes of each GPU. Raises UserError for a model
-    that cannot be served in that memory."""
+    pools are full, the GPUs from which these may be chosen, the bytes of its weights, and the options that keep the
+    server within this memory. `ram`: bytes that all models may take together; `gpus`: bytes of each GPU. Raises
+    UserError for a model that cannot be served in that memory."""
     if config.worker is not None:
         return _remote_needs(config)
     count, choices = (0, []) if config.device == "cpu" or not gpus else gpu_choices(config.gpus, gpus)

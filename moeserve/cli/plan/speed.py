@@ -1,14 +1,14 @@
-"""Predicted speed: what a step reads, what it computes, and what it costs beside that.
+"""Predicts speed: a step's seconds, from the bytes that it reads, the operations that it computes, and fixed costs.
 
-A step of n tokens reads the dense weights and the head once, and each expert that any token is routed to: of E
-experts of a layer, with k a token and routing without preference, E (1 - (1 - k/E)^n); with a heat file, the sum over
-its experts' own probabilities. It computes the products of each token with its own. Reading and computing overlap, but
-not wholly:
+A step of n tokens reads the dense weights and the head once, and each expert to which any of its tokens is routed. If
+each token is routed to k of a layer's E experts, all equally likely, these are E (1 - (1 - k/E)^n) experts; with a heat
+file, the sum over the experts' own probabilities. Every token's products are computed. Reading and computing overlap,
+but not completely:
 
     seconds = sqrt(reading^2 + computing^2) + attention + operations + step + rows
 
-which follows measured steps of 1 to 512 tokens, where one of the two is short and where both are alike
-(docs/explanation/planner.md). What a GPU adds to that is with `HybridSpeed`.
+This fits measured steps of 1 to 512 tokens, both where one of the two is much shorter and where they are about equal
+(docs/explanation/planner.md). `HybridSpeed` has the terms of a GPU.
 """
 
 from __future__ import annotations
@@ -129,17 +129,18 @@ class CpuSpeed:
 
 
 class HybridSpeed:
-    """The speed of a GPU beside the CPU's pool: both compute their experts of a layer at the same time. The first
+    """The speed of a GPU together with the CPU pool: both compute their experts of a layer at the same time. The first
     layers may be on the CPU only.
 
-    A layer takes its kernels' start, its dense part, the longer of both sides' experts, and the hand-off. Few rows read
-    an expert's weights once for each route (those that share an expert find it in the GPU's cache, which is hardly
-    faster); many rows read each once, which is slow by itself, as the tensor cores take unpacked weights, and compute
-    after that rather than meanwhile:
+    A layer's time is the sum of the start of its kernels, its dense part, the longer of both sides' experts, and the
+    hand-off between them. In a step of few rows, an expert's weights are read once for each route to it. (The rows that
+    share an expert find its weights in the GPU's cache, which is hardly faster.) In a step of many rows, each expert is
+    read once. That read is slow, because the weights are unpacked for the tensor cores, and the products are computed
+    after it, not at the same time:
 
         few       bytes of routes / reading
         many      bytes of experts / reading + operations / rate
-        unpacked  the same with more operations a second, of steps so large that weights are unpacked before products
+        unpacked  the same with more operations a second, for steps so large that weights are unpacked before products
     """
 
     def __init__(
@@ -357,8 +358,9 @@ def expert_parameters(model: ModelShape, layer: int) -> int:
 
 
 def attention_ops(model: ModelShape, step: Step) -> float:
-    """Returns the operations of attention: two products for each pair, in each head of each layer; in a recurrent layer
-    two times four operations for each number of its state."""
+    """Returns the number of operations of a step's attention: two products for each pair of a token and a position
+    that it attends to, in each head of each layer; in a recurrent layer eight operations per token for each number of
+    its state."""
     attending = sum(layer.attention.attended_values for layer in model.layers if layer.attention is not None)
     recurrent = sum(
         layer.recurrence.heads.delta_values for layer in model.layers if layer.recurrence is not None

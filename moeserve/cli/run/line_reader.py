@@ -22,8 +22,9 @@ class Entry(NamedTuple):
 
 
 class LineReader:
-    """Reads entries. Pasted lines are one entry: the line editor marks them (bracketed paste), or, where it does not,
-    they are those that have come with the first one. Typed lines are one entry between triple quotes."""
+    """Reads entries. A typed line is an entry; between triple quotes several lines are one. Lines that are pasted
+    together are one entry, too: the line editor marks them (bracketed paste); if it cannot, lines that arrive within
+    PASTE_S of each other count as pasted."""
 
     def __init__(self, history: Iterable[str], read: Callable[[str], str]) -> None:
         self._read = read

@@ -17,8 +17,9 @@ STATUS_EVERY_S: Final = 0.2
 
 class Screen:
     """Writes what the model says to `answers` and all else to `notes`, which are the same stream in a chat. Only a
-    terminal gets a status line, and colours if NO_COLOR is empty and TERM is not "dumb". Everything but `answer` and
-    `reasoning`, which a filter has seen, is made safe here. Raises BrokenPipeError if `answers` is closed."""
+    terminal gets a status line, and colours if NO_COLOR is empty and TERM is not "dumb". All texts are made safe for a
+    terminal here, except those given to `answer` and `reasoning`, which the caller has filtered already. Raises
+    BrokenPipeError if `answers` is closed."""
 
     def __init__(self, answers: TextIO, notes: TextIO, environment: Mapping[str, str]) -> None:
         self._answers: Final = answers

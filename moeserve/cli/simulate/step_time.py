@@ -5,9 +5,9 @@
             + decode_span    x (of these, the most that one row reads)
             + prefill_pairs  x (pairs of a prompt token and a position that it reads)
             + sampled_row    x (rows that sample)
-            + sampling       if any does
-            + prompt         if it has prompt tokens
-            + prompt_span    x (the end of its farthest chunk)
+            + sampling       if any row samples
+            + prompt         if the step has prompt tokens
+            + prompt_span    x (the position at which its farthest chunk of a prompt ends)
 
 Steps without prompts have a `base` of their own, which contains the rows' sampling. On a GPU such steps run other
 kernels, in a CUDA graph, and a row costs less than a prompt's token that samples. In steps with prompts a decode row

@@ -155,8 +155,8 @@ def tokens_per_second(done: Sequence[Outcome]) -> npt.NDArray[np.int64]:
 
 
 def concurrency(done: Sequence[Outcome]) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Returns the number of requests in progress, as steps: counts[i] from times[i] on. A request that ends at the
-    moment at which another begins is not counted together with it."""
+    """Returns the number of requests in progress over time, as (times, counts): counts[i] requests from times[i] on. A
+    request that ends at the moment at which another begins is not counted together with it."""
     changes = sorted([(o.sent, 1) for o in done] + [(o.end, -1) for o in done])
     times = np.array([time for time, _ in changes])
     return times, np.cumsum([change for _, change in changes], dtype=np.int64)

@@ -27,9 +27,9 @@ _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class KeptCounters(Collector):
-    """Adds the totals of the earlier processes to each counter and histogram of `counted`. Each collection writes the
-    file before its samples are shown, so a counter never falls below a value that a scrape has shown. If the process is
-    killed, counts after its last collection are lost."""
+    """Adds the totals of the server's earlier processes to each counter and histogram of `counted`, so that they
+    continue after a restart. Each collection writes the file before its samples are shown, so a counter never falls
+    below a value that a scrape has shown. If the process is killed, counts after its last collection are lost."""
 
     def __init__(self, counted: CollectorRegistry, file: Path | None) -> None:
         """Reads `file`, which need not exist. None: nothing is kept."""

@@ -32,8 +32,8 @@ async def mend(text: str) -> str:
 
 def without_lone_surrogates(text: str) -> str:
     """Returns JSON with U+FFFD in place of each escaped half of a surrogate pair. A text comes back unchanged if it has
-    none, or more than MAX_HALVES, or a slice of nothing but escapes and hexadecimal digits, or NUL (which is not
-    JSON)."""
+    none, if it has more than MAX_HALVES, if it contains NUL (so it is not JSON), or if it cannot be cut into slices
+    because SLICE characters in a row are escapes and hexadecimal digits only."""
     mended: list[str] = []
     begin = halves = 0
     while begin < len(text):

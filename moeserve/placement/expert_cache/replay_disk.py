@@ -39,10 +39,12 @@ def replay_disk(
     pinned: Mask | None = None,
     decay: float = DECAY,
 ) -> list[StepUse]:
-    """Returns each step's use; it promotes nothing. At first only pinned experts are in slots.
+    """Returns the use of each step: per layer, the experts that it used and those that it had to read from disk (the
+    number of promotions is 0). Before the first step only pinned experts are in slots.
 
     slots: number of slots of each layer; 0: the layer has no experts on disk and counts nothing. num_experts: of a
-    layer. pinned: bool [layers, experts], the experts that stay in their slots."""
+    layer. pinned: bool [layers, experts], the experts that stay in their slots.
+    """
     capacity = np.array(slots, np.int64)
     here = np.zeros((len(slots), num_experts), np.bool_) if pinned is None else pinned.copy()
     stays = here.copy()

@@ -45,8 +45,8 @@ def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_hosted(tools: Any, info: ValidationInfo, *, known: Collection[str]) -> Any:
-    """Returns the tools without those of types that the API's models here do not have, which the API's vendor would run
-    itself; the model answers without them."""
+    """Returns the tools without hosted tools: those of types that the API's vendor would run itself and that this
+    server does not have. The model answers without them. known: the types that are kept."""
     return without_unknown_types(tools, known, HOSTED_TOOL, info)
 
 

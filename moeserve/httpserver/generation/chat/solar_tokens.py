@@ -17,9 +17,10 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 
 def without_budget(options: ThinkingOptions, kwargs: Mapping[str, Any]) -> ThinkingOptions:
-    """Returns the options for the template's word of effort. Its words for little effort mean no reasoning, so a budget
-    in tokens has no word. kwargs: the client's variables of the template, of which it does not read
-    `enable_thinking`."""
+    """Returns the options from which the template's word for the effort is chosen, without a budget in tokens: the
+    template's words for little effort mean no reasoning, so no word stands for a small budget. kwargs: the client's
+    variables of the template; its `enable_thinking` false switches reasoning off, because the template does not read
+    it."""
     if kwargs.get(SWITCHES[0]) is False:
         return ThinkingOptions(is_enabled=False)
     return replace(options, budget=None)
