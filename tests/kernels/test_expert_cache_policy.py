@@ -49,6 +49,18 @@ def test_the_same_decisions(distances: ReuseDistances, streams: int, most: int) 
         specified.learn(used)
         found.learn()
     assert moved > 100
+    assert np.array_equal(found.scores(), specified._scores)
+    found.forget()
+    again = _C.ExpertCachePolicy(specified.cached, movable, DECAY, PAYS)
+    counts[:] = 0
+    for step in range(100):
+        counts += steps.used(step)
+        moves = []
+        for policy in (found, again):
+            policy.observe(counts, streamed=False)
+            moves.append(policy.choose(most, pays=True).tolist())
+            policy.learn()
+        assert moves[0] == moves[1]
 
 
 def test_a_streamed_prompt_leaves_its_hottest() -> None:

@@ -97,15 +97,18 @@ def test_floats_are_promoted_only() -> None:
     assert World(FLOATS).slots.fetch(np.zeros((3, EXPERTS), np.int32), DECAY) is None
 
 
+def fetching_cache(world: World) -> tuple[ExpertFetch, ExpertCache]:
+    fetch, cache = fetch_of(world), world.cache()
+    return fetch, ExpertCache(
+        world.maps, world.slots, world.movable, world.counts, cache._pool_reads, fetch=fetch
+    )  # fmt: skip
+
+
 def test_the_host_takes_the_map_over() -> None:
     """Steps that fetch follow one another without a wait. Before one that does not, the host waits, and its map, its
     policy and its counts are those of the device."""
     world = World(KINDS)
-    fetch = fetch_of(world)
-    cache = ExpertCache(
-        world.maps, world.slots, world.movable, world.counts, lambda layers: int(world.reads[layers].sum()),
-        fetch=fetch,
-    )  # fmt: skip
+    fetch, cache = fetching_cache(world)
     cache.policy = RandomPolicy(world.maps.on_gpu, world.movable)
     waits: list[int] = []
 
@@ -140,6 +143,72 @@ def test_the_host_takes_the_map_over() -> None:
     cache.after_launch()
     for number in (5, 6, 7, 8):
         step(number, rows=2 if number == 7 else 1)  # promotions come before and after
+
+
+def test_steps_begin_to_fetch_with_the_scores_of_all_steps() -> None:
+    """Steps that fetch nothing, and streamed prompts, count; dummy steps do not."""
+    world = World(KINDS)
+    fetch, cache = fetching_cache(world)
+    waits: list[int] = []
+
+    def step(number: int, *experts: int, rows: int = 1, streams: bool = False) -> None:
+        cache.before_step(streams=streams, rows=rows, until_ended=lambda: waits.append(number))
+        world.use(0, *experts)
+        cache.after_launch()
+
+    def scores() -> list[float]:
+        return [round(score, 3) for score in fetch.scores[0].tolist()]
+
+    step(0, 0, 1)
+    step(1, 2, 3)
+    step(2, 3, 4, rows=2)
+    assert scores() == [0.9, 0.9, 1, 1, 0, 0]  # before the step adds its own
+    step(3, 5, rows=2)
+    assert scores() == [0.9, 0.9, 1, 1, 0, 0]  # the device's own, from now on
+    step(4, 0, 2, 4, streams=True)
+    waits.clear()
+    step(5, 1, rows=2)
+    assert waits == [5]  # for the prompt's counts
+    assert scores()[:5:2] == [
+        round(0.9**4 + 1, 3),
+        round(0.9**3 + 1, 3),
+        round(0.9**2, 3),
+    ]  # as many as slots
+    world.counts.zero_()
+    cache.forget_counts()
+    step(6, 3, rows=2)
+    assert scores() == [0.0] * EXPERTS
+
+
+def test_a_step_that_was_not_launched_has_fetched_nothing() -> None:
+    world = World(KINDS)
+    _, cache = fetching_cache(world)
+    cache.before_step(streams=False, rows=2)
+    cache.after_launch()
+    cache.before_step(streams=False, rows=2)  # its launch fails
+    before = world.maps.host.copy()
+    cache.before_step(streams=False)
+    assert np.array_equal(world.maps.host, before)
+    world.check()
+
+
+def test_fetches_by_dummy_steps_are_not_counted() -> None:
+    world = World(KINDS)
+    fetch, cache = fetching_cache(world)
+    cache.before_step(streams=False, rows=2)
+    cache.after_launch()
+    cache.before_step(streams=False, rows=2)
+    ids = ints([[2, 3], [4, 5]])
+    fetch.choose(0, ids, world.maps.slots[0][ids.long()])
+    fetch.copy(0)
+    cache.after_launch()
+    assert int(fetch.totals[:, 1].sum()) > 0
+    cache.forget_counts()
+    assert np.array_equal(world.maps.host[GPU], world.maps.slots.cpu().numpy())
+    for _ in range(2):
+        cache.before_step(streams=False)
+        cache.after_launch()
+    assert cache.totals.promotions == 0
 
 
 def poll(share: int, fetched: int, answered_after_s: float | None) -> int:

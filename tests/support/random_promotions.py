@@ -33,6 +33,9 @@ class RandomPolicy:
     def adopt(self, cached: Mask) -> None:
         self._cached = cached
 
+    def scores(self) -> npt.NDArray[np.float32]:
+        return np.zeros(self._cached.shape, np.float32)
+
     def learn(self) -> None:
         pass
 

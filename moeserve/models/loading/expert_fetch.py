@@ -49,12 +49,12 @@ class ExpertFetch:
         layer, the panels of gate, up and down. slot_map: int32 [layers, experts] on the device. places: int32 [layers,
         experts]: an expert's place in RAM; -1: it must not move. staging: uint8 [experts, bytes] on the device."""
         device, (count, experts) = staging.device, slot_map.shape
-        self._staging = staging[: min(AT_ONCE, experts // 2)]  # about half of the missed ones come at most
+        self._staging = staging[: min(AT_ONCE, experts // 2)]  # a layer's choice takes no more
         self._decay = decay
         self._control = torch.zeros(2, dtype=torch.int32, device=device)
         self._scratch = torch.zeros(4, experts, dtype=torch.int32, device=device)
         self._fetched = torch.zeros(count, 4, dtype=torch.int32, device=device)
-        scores = torch.zeros(count, experts, device=device)
+        self._scores = torch.zeros(count, experts, device=device)
         movable = torch.from_numpy(places).to(device)
         self._layers: list[FetchLayer | None] = []
         self._addresses: list[list[tuple[Kind, Tensor]]] = []
@@ -75,7 +75,7 @@ class ExpertFetch:
             numbers = torch.zeros(geometry.size + geometry.size % 2, dtype=torch.int64)
             numbers[: geometry.size] = torch.from_numpy(geometry).flatten()
             self._layers[index] = FetchLayer(
-                slot_map[index], movable[index], scores[index], numbers.to(device), copies, addresses,
+                slot_map[index], movable[index], self._scores[index], numbers.to(device), copies, addresses,
                 self._fetched[index, :2],
             )  # fmt: skip
 
@@ -92,6 +92,11 @@ class ExpertFetch:
         """int32 [layers, 4] on the device; column 0: experts fetched in the last step, 1: since start-up; two more
         align a row to 16 bytes."""
         return self._fetched
+
+    @property
+    def scores(self) -> Tensor:
+        """float32 [layers, experts] on the device; written by `choose`."""
+        return self._scores
 
     def choose(self, layer: int, ids: Tensor, local: Tensor) -> None:
         """Launches the choice, after the router and before the hand-off. ids, local: int32 [n, top_k]: the routes'
@@ -111,6 +116,11 @@ class ExpertFetch:
     def start(self) -> None:
         """Lets the steps launched from now on fetch; `ExpertCache` calls it behind the first one."""
         self._control.copy_(torch.tensor([FIRST_SHARE, len(self._staging)], dtype=torch.int32))
+
+    def set_scores(self, scores: Tensor) -> None:
+        """Replaces the experts' scores. scores: float32 [layers, experts] on the host, not to be changed until the next
+        step has ended."""
+        self._scores.copy_(scores, non_blocking=True)
 
     def _of(self, layer: int) -> FetchLayer:
         found = self._layers[layer]

@@ -82,7 +82,17 @@ class CountedPolicy {
 
   void adopt(const Mask& cached) { policy_.adopt(bytes(check(cached))); }
 
-  void forget() { std::fill(before_.begin(), before_.end(), 0); }
+  void forget() {
+    std::fill(before_.begin(), before_.end(), 0);
+    policy_.forget();
+  }
+
+  // Returns a copy, [layers, experts].
+  nb::ndarray<nb::numpy, float, nb::ndim<2>> scores() const {
+    auto* data = new std::vector<float>(policy_.scores(), policy_.scores() + size());
+    nb::capsule owner(data, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+    return {data->data(), {static_cast<size_t>(layers_), static_cast<size_t>(experts_)}, owner};
+  }
 
  private:
   size_t size() const { return static_cast<size_t>(layers_) * experts_; }
@@ -127,6 +137,7 @@ void bind_expert_cache(nb::module_& m) {
       .def("choose", &CountedPolicy::choose, "most"_a, nb::kw_only(), "pays"_a, "ready"_a = nb::none())
       .def("learn", &CountedPolicy::learn)
       .def("adopt", &CountedPolicy::adopt, "cached"_a)
+      .def("scores", &CountedPolicy::scores)
       .def("forget", &CountedPolicy::forget);
 }
 

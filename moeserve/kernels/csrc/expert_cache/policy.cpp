@@ -59,6 +59,14 @@ void ExpertCachePolicy::observe_layer(int layer, const uint8_t* used) {
   for (int e = 0; e < experts_; ++e) scores[e] = scores[e] * decay_ + static_cast<float>(used[e]);
 }
 
+void ExpertCachePolicy::forget() {
+  std::ranges::fill(scores_, 0.0f);
+  std::ranges::fill(came_, step_ + kNever);
+  std::ranges::fill(went_, step_ + kNever);
+  spared_ = seen_ = watched_ = {};
+  could_.clear();
+}
+
 int ExpertCachePolicy::lowest(int layer, const uint8_t* may_go) const {
   int found = -1;
   for (int e = 0; e < experts_; ++e) {

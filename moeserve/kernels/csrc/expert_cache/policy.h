@@ -41,6 +41,9 @@ class ExpertCachePolicy {
   // Takes over exchanges that others have made. cached: 0 or 1, [layers, experts]: what the slots hold now.
   void adopt(const uint8_t* cached) { cached_.assign(cached, cached + cached_.size()); }
 
+  // Forgets all use of experts so far; the slots keep theirs.
+  void forget();
+
   // Like `observe`, for one layer, for a cache that loads missing experts at once; its owner chooses the experts to
   // replace by `lowest`. used: the experts that a step used, [experts].
   void observe_layer(int layer, const uint8_t* used);
@@ -51,6 +54,7 @@ class ExpertCachePolicy {
     return scores_[static_cast<std::size_t>(layer) * experts_ + expert];
   }
 
+  const float* scores() const { return scores_.data(); }  // [layers, experts]
   const uint8_t* cached() const { return cached_.data(); }
   // The reads that a promotion is expected to save the pool, a lower bound, by band of gain.
   std::array<double, kBands> values() const;

@@ -29,12 +29,14 @@ class RamShare:
         """expert_maps: `GpuLayer.expert_map` of each layer. The other arguments are those of `GpuFfnBlock`."""
         self.handoff = handoff
         self.expert_stream = expert_stream
+        self.fetch: ExpertFetch | None = (
+            None  # set before steps are captured; None: no step fetches missed experts
+        )
         num_layers = len(expert_maps)
         # Per layer, placement.Prefill: "cpu" never streams, "cuda" streams whenever there is a prompt.
         self._prefill = ["cpu"] * num_layers if expert_stream is None or prefill is None else list(prefill)
         elsewhere = [0 if m is None or handoff is None else int((m < 0).sum()) for m in expert_maps]
         self._num_in_ram = elsewhere if num_in_ram is None else list(num_in_ram)
-        self.fetch: ExpertFetch | None = None  # None: no missed expert is fetched within a step
         # For the last step: number of streamed experts per layer, and whether the pool had any to compute.
         self.streamed = [0] * num_layers
         self.pool_works = False

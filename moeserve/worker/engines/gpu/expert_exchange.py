@@ -24,7 +24,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, int32, int64, zeros
+from torch import Tensor, float32, int32, int64, zeros
 
 from moeserve.kernels import _C
 from moeserve.messages.expert_cache import ExpertCacheCounts
@@ -60,8 +60,11 @@ class Policy(Protocol):
         """Learns from the last step which exchanges, made or not, would have paid. Call it after `choose`, when
         there is time."""
 
+    def scores(self) -> npt.NDArray[np.float32]:
+        """Returns the experts' scores, [layers, experts]: recency with some frequency. A copy."""
+
     def forget(self) -> None:
-        """Notes that the counts restart at 0."""
+        """Forgets all use of experts so far; the counts restart at 0."""
 
 
 class ExpertCache:
@@ -89,9 +92,11 @@ class ExpertCache:
         self._fetch = fetch
         self._copied_map = zeros(maps.slots.shape, dtype=int32, pin_memory=is_gpu)
         self._copied_totals = zeros((len(maps.slots), 4), dtype=int32, pin_memory=is_gpu)
+        self._copied_scores = zeros(maps.slots.shape, dtype=float32, pin_memory=is_gpu)
         self._fetched = np.zeros(len(maps.slots), np.int64)  # by layer, up to the previous step
         # The first step fetches nothing: it tests the model, and would replace experts that the placement has chosen.
         self._has_run = self._has_fetched = False
+        self._fetches = False  # the step being launched fetches
         self._device_is_newer = False  # a step has fetched since the host's map was equal to the device's
         self._counts: Ids = self._copied.numpy()
         self._cached_layers: Mask = np.any(movable, axis=1)
@@ -114,7 +119,9 @@ class ExpertCache:
         """Launches the map changes. streams: the step streams RAM experts itself; the slots then stay unchanged
         during it. rows: of the step, padding included. until_ended: waits for the running step, if there is one."""
         fetches = self._fetch is not None and not streams and self._fetch.takes(rows)
-        if streams or (not fetches and (self._device_is_newer or self._without_moves < QUIET)):
+        # What a streamed prompt has used decides what comes next, so its counts are waited for.
+        learns = self._device_is_newer or self._without_moves < QUIET
+        if streams or self._streams or (not fetches and learns):
             until_ended()
         if self._device_is_newer and not fetches:
             self._adopt()
@@ -131,18 +138,16 @@ class ExpertCache:
             self._maps.publish()
         self._slots.free()
         self._streams, self._ran = streams, True
-        if fetches and self._has_run and not self._has_fetched:
-            assert self._fetch is not None
-            self._fetch.start()
-            self._has_fetched = True
-        self._has_run = True
-        self._device_is_newer |= fetches and self._has_fetched
+        self._fetches, self._has_run = fetches and self._has_run, True
+        if self._fetches and not self._device_is_newer:
+            self._start_fetching()
 
     def after_launch(self) -> None:
         """Launches the copies, and the download of the counts, which arrive when the step has ended."""
         if self._coming is not None and not self._slots.is_filling:
             self._slots.fill(self._coming, self._sources)
         self._copied.copy_(self._on_device, non_blocking=True)
+        self._device_is_newer |= self._fetches
         if self._device_is_newer:
             assert self._fetch is not None
             self._copied_map.copy_(self._maps.slots, non_blocking=True)
@@ -161,12 +166,13 @@ class ExpertCache:
 
     def forget_counts(self) -> None:
         """Discards the counts of dummy steps, which have ended; the device's counts are zero again."""
-        if self._has_fetched:
+        if self._device_is_newer:
             self._copied_map.copy_(self._maps.slots)
             self._adopt()
         self.policy.forget()
         self._reads = self._pool_reads(self._cached_layers)
-        self._ran = False
+        self._fetched += self._newly_fetched()
+        self._ran = self._has_news = False
 
     @property
     def totals(self) -> ExpertCacheCounts:
@@ -177,6 +183,15 @@ class ExpertCache:
         """Counts since the last call."""
         before, self._taken = self._taken, self.totals
         return self._taken.since(before)
+
+    def _start_fetching(self) -> None:
+        """Hands the choice over to the steps, which know nothing of the use by steps that fetched nothing."""
+        assert self._fetch is not None
+        if not self._has_fetched:
+            self._fetch.start()
+            self._has_fetched = True
+        self._copied_scores.numpy()[:] = self.policy.scores()
+        self._fetch.set_scores(self._copied_scores)
 
     def _adopt(self) -> None:
         """Takes over the map of the last step, which has ended."""
