@@ -21,6 +21,14 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, min(physical, cpu_quota(root) or physical))
 
 
+def usable_cpus(root: Path = Path("/")) -> int:
+    """Returns the number of CPUs, each hyper-thread counted, in this process's CPU affinity, at most the CPU quota of
+    its control groups. More threads than the quota has cores would use it up at the beginning of each of the kernel's
+    periods of 0.1 s, and then all wait."""
+    allowed = len(os.sched_getaffinity(0))
+    return min(allowed, cpu_quota(root) or allowed)
+
+
 def pool_threads(device: str, root: Path = Path("/")) -> int:
     """Returns the default number of compute threads: one per usable core. If a GPU may be used and there are at
     least 8 cores, one core is left to the thread that drives the GPU. device: value of --device."""

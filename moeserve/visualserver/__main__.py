@@ -17,6 +17,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import TensorSource
+from moeserve.processes.cpus import usable_cpus
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.imports_without_gc import imports_without_gc
 from moeserve.processes.lifecycle import Process, run_process
@@ -107,7 +108,7 @@ def _load(config: ServerConfig, file: TensorSource, shape: AnyTowerShape) -> tup
         import torch
 
         from moeserve.visualserver.towers.load import load_tower
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(usable_cpus())
     tower, gpu_memory = load_tower(config, file, shape)
     where = "the CPU" if tower.device.type == "cpu" else f"the GPU, {gpu_memory / GIB:.2f} GiB"
     log.info("the tower of %s is ready on %s after %.1f s", file.path.name, where, time.monotonic() - began)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,6 +20,7 @@ from moeserve.errors import UserError
 from moeserve.kernels import block_float
 from moeserve.models.sources.source import TensorSource
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
+from moeserve.processes.cpus import usable_cpus
 from moeserve.visualserver.freed_memory import return_freed_memory
 from moeserve.visualserver.shapes.shape import TowerShape
 from moeserve.visualserver.towers.attention_backend import AttentionBackend
@@ -73,7 +73,7 @@ class Tower(ABC):
         self._patch = shape.patch
         self._backend = AttentionBackend(shape.layers, shape.hidden)
         self._launched: deque[torch.cuda.Event] = deque()  # ends of slices that may be unfinished
-        self._threads = len(os.sched_getaffinity(0))
+        self._threads = usable_cpus()
 
     def warm(self, max_tokens: int) -> int:
         """Encodes a picture of zeros. On the CPU the picture is small; torch loads and allocates things at the first
