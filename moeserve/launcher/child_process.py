@@ -20,7 +20,9 @@ from typing import Final
 import psutil
 
 from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV
+from moeserve.config.units import GIB
 from moeserve.processes.begin import EXIT_NOT_IMPORTED
+from moeserve.processes.control_groups import memory_limit
 from moeserve.processes.lifecycle import python_environment
 from moeserve.processes.process_state import state_of
 from moeserve.processes.runtime_paths import RuntimePaths, has_working_directory
@@ -108,7 +110,12 @@ class ServerProcess(ABC):
             return f"exit code {code}: a module could not be imported, as the lines above say"
         if code is None or code >= 0:
             return f"exit code {code}"
-        return f"signal {-code}, {signal.strsignal(-code)}{_HINTS.get(-code, '')}"
+        hint = _HINTS.get(-code, "")
+        if code == -signal.SIGKILL and self._memory_ran_out:
+            hint = "; memory ran out"
+            if (limit := memory_limit()) is not None:
+                hint += f", and a control group limits the server to {limit / GIB:.2f} GiB"
+        return f"signal {-code}, {signal.strsignal(-code)}{hint}"
 
 
 class Adopted:

@@ -1,4 +1,4 @@
-"""Reads the memory and CPU limits of this process's control groups (cgroup v1 and v2).
+"""Reads the limits of memory, CPU and tasks of this process's control groups (cgroup v1 and v2).
 
 A process belongs to one group per hierarchy, and all groups above it limit it as well: systemd's `MemoryMax` is set
 on the service's group, a container's limit on the container's group. `/proc/self/cgroup` names the group;
@@ -65,6 +65,16 @@ def cpu_quota(root: Path = _ROOT) -> int | None:
     """Returns the CPU quota of the groups in cores, rounded up; None if there is none."""
     quotas = [cores for group in _groups("cpu", root) if (cores := _cores(group)) is not None]
     return min(quotas, default=None)
+
+
+def tasks_left(root: Path = _ROOT) -> int | None:
+    """Returns how many processes and threads the groups still allow; None if there is no limit."""
+    lefts = []
+    for group in _groups("pids", root):
+        most, used = _number(group / "pids.max"), _number(group / "pids.current")
+        if most is not None and used is not None:
+            lefts.append(max(0, most - used))
+    return min(lefts, default=None)
 
 
 def _memory_groups(root: Path) -> Iterator[_Memory]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 from typing import Final
 
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
+from moeserve.processes.control_groups import tasks_left
+from moeserve.processes.cpus import usable_cores
 
 MAX_OPEN_FILES: Final = 65536
 MIN_OPEN_FILES: Final = 256
@@ -16,6 +19,8 @@ MIN_ADDRESS_SPACE: Final = 3 * GIB // 2
 # Python's guard against deep recursion counts calls, not bytes: on a smaller stack a nested request ends the process.
 MIN_STACK: Final = 2 << 20
 USUAL_STACK: Final = 8 << 20  # of Linux distributions; a thread's stack has the size of this limit
+# Processes and threads that a server has besides those that compute: 28 when it is ready, and some under load.
+MIN_TASKS: Final = 32
 # linux/capability.h: the capability to lock any amount of memory, which root has outside of containers
 _CAP_IPC_LOCK: Final = 14
 
@@ -27,13 +32,14 @@ def prepare_limits() -> None:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
         raise ConfigError(
-            f"the limit of open files is {files}, and a server needs {MIN_OPEN_FILES} at least; raise it (ulimit -n, "
+            f"the limit of open files is {files}, and a server needs {MIN_OPEN_FILES} at least: raise it (ulimit -n, "
             "LimitNOFILE= of systemd, nofile of Docker's ulimits)"
         )
     wanted = MAX_OPEN_FILES if files == resource.RLIM_INFINITY else min(files, MAX_OPEN_FILES)
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, files))
     _prepare_stack()
+    _check_tasks()
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < MIN_ADDRESS_SPACE:
         raise ConfigError(
@@ -52,6 +58,24 @@ def _prepare_stack() -> None:
     if soft != resource.RLIM_INFINITY and soft < USUAL_STACK:
         wanted = USUAL_STACK if hard == resource.RLIM_INFINITY else min(hard, USUAL_STACK)
         resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+
+
+def _check_tasks() -> None:
+    """Raises ConfigError if so few processes and threads are allowed that a thread of the start could not begin, which
+    libraries answer by aborting the process."""
+    needed = MIN_TASKS + usable_cores()
+    left = tasks_left()
+    if left is not None and left < needed:
+        raise ConfigError(
+            f"the control group allows {left} more processes and threads, and a server needs {needed} at least: raise "
+            "the limit (--pids-limit of Docker, TasksMax= of systemd, podPidsLimit of Kubernetes)"
+        )
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.geteuid() != 0 and most != resource.RLIM_INFINITY and most < needed:  # root has no such limit
+        raise ConfigError(
+            f"the limit of the user's processes and threads is {most}, and a server needs {needed} at least: raise it "
+            "(ulimit -u, LimitNPROC= of systemd, nproc of Docker's ulimits)"
+        )
 
 
 def bound_memory(more: int) -> None:

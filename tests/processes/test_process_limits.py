@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 
 import httpx
 import pytest
 
+from moeserve.errors import ConfigError
 from moeserve.launcher.exit_codes import EXIT_FAILED
+from moeserve.processes import limits
 from tests.conftest import TINY_MODEL
 from tests.support.engine_messages import CONTEXT
 from tests.support.http_harness import http_server
@@ -47,6 +52,30 @@ def test_a_limit_that_is_too_low_is_told(kind: int, limit: int, said: str) -> No
     assert result.returncode == EXIT_FAILED, result.stderr
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_too_few_tasks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's thread that could not begin ended the start: "router died while starting: signal 6, Aborted"."""
+    monkeypatch.setattr(limits, "usable_cores", lambda: 4)
+    for left, said in ((35, "allows 35 more processes and threads, and a server needs 36"), (36, None)):
+        monkeypatch.setattr(limits, "tasks_left", partial(int, left))
+        with nullcontext() if said is None else pytest.raises(ConfigError, match=said):
+            limits.prepare_limits()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_too_few_tasks_of_a_user_are_told() -> None:
+    script = (
+        "import os; from moeserve.processes.limits import prepare_limits; os.setuid(65534); prepare_limits()"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (20, 20)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "the limit of the user's processes and threads is 20, and a server needs" in said.stderr
 
 
 def test_a_low_soft_limit_of_the_stack_is_raised() -> None:

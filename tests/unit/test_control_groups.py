@@ -8,8 +8,14 @@ import psutil
 import pytest
 
 from moeserve.processes import free_memory as memory
-from moeserve.processes.control_groups import cpu_quota, memory_left, memory_limit, unused_memory
-from moeserve.processes.cpus import pool_threads, usable_cores
+from moeserve.processes.control_groups import (
+    cpu_quota,
+    memory_left,
+    memory_limit,
+    tasks_left,
+    unused_memory,
+)
+from moeserve.processes.cpus import pool_threads, usable_cores, usable_cpus
 
 MIB = 1 << 20
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
@@ -127,6 +133,33 @@ def test_threads_default_to_the_physical_cores_we_may_use(
     if quota is not None:
         write(root, ".", cpu__max=quota)
     assert usable_cores(root) == cores
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [(None, 4), ("150000 100000", 2), ("900000 100000", 4)])
+def test_a_towers_threads_follow_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cpus: int
+) -> None:
+    """A container with --cpus had a thread for each CPU of the host (ollama/ollama#17916 for another server)."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    root = machine(tmp_path, "0::/", V2)
+    if quota is not None:
+        write(root, ".", cpu__max=quota)
+    assert usable_cpus(root) == cpus
+
+
+@pytest.mark.parametrize(
+    ("groups", "mount"),
+    [("0::/service", V2), ("5:pids:/service", "35 31 0:32 / /sys/fs/cgroup rw - cgroup cgroup rw,pids")],
+)
+def test_a_limit_of_tasks(tmp_path: Path, groups: str, mount: str) -> None:
+    root = machine(tmp_path, groups, mount)
+    assert tasks_left(root) is None
+    write(root, "service", pids__max="max", pids__current=7)
+    assert tasks_left(root) is None
+    write(root, ".", pids__max=100, pids__current=70)
+    assert tasks_left(root) == 30
+    write(root, "service", pids__max=20, pids__current=21)
+    assert tasks_left(root) == 0
 
 
 @pytest.mark.parametrize(

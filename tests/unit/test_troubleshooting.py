@@ -11,6 +11,8 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "startup-er
 # Composed from a process's name and what the system says of its end, or printed without an exception.
 COMPOSED = {
     "worker died while starting: signal 9, Killed; out of memory?",
+    "worker died while starting: signal 9, Killed; memory ran out",
+    "worker died while starting: signal 9, Killed; memory ran out, and a control group limits the server to … GiB",
     "… died while starting: exit code 4: a module could not be imported, as the lines above say",
     "… died while starting: the … process does not answer, because it was stopped; killed",
     "… died while starting: the … process has done nothing for 120 s; killed",
