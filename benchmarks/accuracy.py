@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy --fixtures tests/fixtures
     python -m benchmarks.accuracy --fixtures DIR --only q8_0 --url http://127.0.0.1:8000
 
-`tests/support/accuracy.py` says what a fixture is and what is measured.
+`tests/support/measuring/accuracy.py` says what a fixture is and what is measured.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.accuracy import Fixture, measure, table
-from tests.support.server import running_server
+from tests.support.measuring.accuracy import Fixture, measure, table
+from tests.support.servers.server import running_server
 
 
 @contextmanager

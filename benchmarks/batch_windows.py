@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.server import Server
-from tests.support.streams import Answer, ask, client, prompt_ids
+from tests.support.clients.streams import Answer, ask, client, prompt_ids
+from tests.support.servers.server import Server
 
 SMALLEST = 1500  # tokens of a vocabulary that every model has
 LINGER_S = 2.5  # after a batch, before the window without one

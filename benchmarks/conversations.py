@@ -16,8 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.server import Server, running_server
-from tests.support.streams import Answer, ask, client, prompt_ids
+from tests.support.clients.streams import Answer, ask, client, prompt_ids
+from tests.support.servers.server import Server, running_server
 
 CONVERSATIONS = 8
 QUESTION, ANSWER = 40, 40  # tokens

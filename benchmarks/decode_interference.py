@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from benchmarks import batch_windows
-from tests.support.server import Server, running_server
-from tests.support.streams import Answer, ask, client, percentile, prompt_ids, until
+from tests.support.clients.streams import Answer, ask, client, percentile, prompt_ids, until
+from tests.support.servers.server import Server, running_server
 
 ALONE_S = 4.0  # for which the answer runs alone before the prompt comes
 WINDOW_S = 2.0

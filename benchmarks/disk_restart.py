@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.server import Server, running_server
-from tests.support.streams import Answer, ask, client, prompt_ids
+from tests.support.clients.streams import Answer, ask, client, prompt_ids
+from tests.support.servers.server import Server, running_server
 
 ANSWER = 16
 PAGE_TOKENS = 32

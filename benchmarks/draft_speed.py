@@ -38,8 +38,8 @@ from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
 from moeserve.worker.loading.cpu.load import build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s, StepLayout
-from tests.support.router_world import World, request
-from tests.support.served_answers import load
+from tests.support.router.router_world import World, request
+from tests.support.worker.served_answers import load
 
 PROMPT = 24  # tokens
 

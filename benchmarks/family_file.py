@@ -8,7 +8,7 @@
 With --header the first writes a header without tensors' bytes, for `--load-format dummy`; the second does, unless
 --weights is given. --experts: all experts' matrices are of this type, IQ2_XXS for example; with two types, gate and up
 are of the first and down of the second. --traced: with weights whose routing has the locality of published traces, in
-a greedy answer of up to TOKENS tokens (`tests/support/traced_weights.py`).
+a greedy answer of up to TOKENS tokens (`tests/support/models/traced_weights.py`).
 
 Names, metadata and types are those of llama.cpp's converter and quantiser (MXFP4 with Q8_0 for gpt-oss, Q4_K_M for the
 others, with its fallbacks for rows that are no multiple of 256). The vocabulary is cut in proportion to the layers, so
@@ -31,8 +31,8 @@ from gguf.quants import quantize
 
 from moeserve.models.interface import ModelShape
 from moeserve.placement.expert_cache.generate import LOCAL, generate
-from tests.support.model_header import QWEN3_30B_A3B, q4_k_m, qwen3moe, write_header, write_weights
-from tests.support.traced_weights import traced_type, write_routing
+from tests.support.models.model_header import QWEN3_30B_A3B, q4_k_m, qwen3moe, write_header, write_weights
+from tests.support.models.traced_weights import traced_type, write_routing
 
 QWEN3 = {
     "qwen3-30b-a3b": QWEN3_30B_A3B,

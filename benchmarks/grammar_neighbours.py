@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.server import REPOSITORY, Server, stream_events
+from tests.support.servers.server import REPOSITORY, Server, stream_events
 
 MODEL = REPOSITORY / "tests" / "fixtures" / "tiny-qwen3moe-q4_k_m.gguf"
 AMBIGUOUS = 'start: s\ns: s s | A |\nA: "a"'

@@ -17,8 +17,8 @@ import statistics
 import time
 from pathlib import Path
 
-from tests.support.server import Server, running_server
-from tests.support.streams import ask, client
+from tests.support.clients.streams import ask, client
+from tests.support.servers.server import Server, running_server
 
 PASSAGE, TIMES, LEFT = (
     48,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.server import imports_from
+from tests.support.servers.server import imports_from
 
 # What each process runs: it answers each line "prefill B P" or "decode B P G" with the seconds it took.
 _ENGINE = """

@@ -56,8 +56,8 @@ from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.worker.loading.device import choose_device
 from moeserve.worker.loading.load import load_runner
-from tests.support.process_memory import memory_of
-from tests.support.server import REPOSITORY, Server, running_server
+from tests.support.servers.process_memory import memory_of
+from tests.support.servers.server import REPOSITORY, Server, running_server
 
 PREFILLS = 3  # in a round
 # Of the server, beside --model.

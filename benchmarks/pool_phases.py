@@ -29,7 +29,7 @@ from moeserve.kernels.phase_times import (
 )
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.load import load_runner
-from tests.support.phase_kinds import Kind, Spent, spent_by_kind
+from tests.support.measuring.phase_kinds import Kind, Spent, spent_by_kind
 
 
 def _print(found: dict[Kind, Spent], steps: int, per_us: float, seconds: float) -> None:

@@ -16,8 +16,8 @@ import random
 import time
 from pathlib import Path
 
-from tests.support.server import Server, running_server
-from tests.support.streams import Answer, ask, client, percentile, prompt_ids, until
+from tests.support.clients.streams import Answer, ask, client, percentile, prompt_ids, until
+from tests.support.servers.server import Server, running_server
 
 PROCESSES = ("worker", "router", "detokenizer")
 WARM_TOKENS = 8  # that each stream has before a kill

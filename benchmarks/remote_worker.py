@@ -27,10 +27,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.model_header import qwen3moe, write_header
-from tests.support.server import REPOSITORY, Server, running_server
-from tests.support.streams import Answer, ask, client, prompt_ids
-from tests.support.worker_host import link_flags, make_certificates, running_worker
+from tests.support.clients.streams import Answer, ask, client, prompt_ids
+from tests.support.models.model_header import qwen3moe, write_header
+from tests.support.servers.server import REPOSITORY, Server, running_server
+from tests.support.servers.worker_host import link_flags, make_certificates, running_worker
 
 PROMPT = 16  # tokens
 ENGINE = ("--max-model-len", "2048", "--max-total-tokens", "16384")
@@ -38,7 +38,7 @@ READY_S = 300.0
 
 
 class Proxy:
-    """`tests.support.delay_proxy` in a process of its own."""
+    """`tests.support.faults.delay_proxy` in a process of its own."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
@@ -53,7 +53,7 @@ class Proxy:
 
 @contextmanager
 def running_proxy(port: int) -> Iterator[Proxy]:
-    command = [sys.executable, "-m", "tests.support.delay_proxy", f"127.0.0.1:{port}", "0"]
+    command = [sys.executable, "-m", "tests.support.faults.delay_proxy", f"127.0.0.1:{port}", "0"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as process:
         yield Proxy(process)

@@ -3,14 +3,14 @@
     python -m benchmarks.soak --faults 10000 [--minutes 20] [--requests 6000] [--seed 1] [--summary soak.json]
     python -m benchmarks.soak --report soak-1.json soak-2.json ...      # adds up the summaries of several runs
 
-`tests/support/soak/` has the faults, what each of them may cost, and the other options.
+`tests/support/measuring/soak/` has the faults, what each of them may cost, and the other options.
 """
 
 from __future__ import annotations
 
 import sys
 
-from tests.support.soak import report, run
+from tests.support.measuring.soak import report, run
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]

@@ -30,7 +30,7 @@ from moeserve.cli.main import main as moeserve  # noqa: E402
 from moeserve.cli.plan import command as plan_command  # noqa: E402
 from moeserve.cli.plan.rates import CpuRates  # noqa: E402
 from moeserve.config.units import GIB  # noqa: E402
-from tests.support.model_header import QWEN3_30B_A3B, write_header  # noqa: E402
+from tests.support.models.model_header import QWEN3_30B_A3B, write_header  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "reference" / "machines.md"
 CONTEXT = "32768"

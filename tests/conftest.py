@@ -16,7 +16,7 @@ from pytest_rerunfailures import StatusDB
 
 from moeserve.processes.imports_without_gc import imports_without_gc
 from tests.support.second_attempts import allow_second_attempts, report_second_attempts
-from tests.support.server import REPOSITORY, Server, running_server
+from tests.support.servers.server import REPOSITORY, Server, running_server
 
 # Every process that a test starts would compile the modules anew, and pytest the tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

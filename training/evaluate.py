@@ -206,7 +206,7 @@ def answerer(arguments: argparse.Namespace) -> Iterator[Answerer]:
     elif arguments.url is not None:
         yield of_server(arguments.url)
     else:
-        from tests.support.server import running_server
+        from tests.support.servers.server import running_server
 
         with running_server(arguments.model) as server:
             yield of_server(server.base_url)

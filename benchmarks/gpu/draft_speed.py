@@ -34,8 +34,8 @@ from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s, StepLayout
 from tests.gpu.driver import small_config
-from tests.support.launched_ahead import LaunchedAhead
-from tests.support.router_world import World, request
+from tests.support.router.router_world import World, request
+from tests.support.worker.launched_ahead import LaunchedAhead
 
 PROMPT = 24  # tokens
 MOST_BATCHED = 512  # tokens of a step

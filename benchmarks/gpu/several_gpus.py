@@ -24,7 +24,7 @@ from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.models.interface import ModelShape
 from moeserve.worker.loading.load import load_runner
-from tests.support.model_header import qwen3moe, write_header
+from tests.support.models.model_header import qwen3moe, write_header
 
 CONTEXT = 128  # tokens of a stream before it decodes
 STEPS = 32

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
-from tests.support.server import Server, running_server
+from tests.support.servers.server import Server, running_server
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")  # Debian's, Ubuntu's, Google's
 KEY = "sk-of-the-test"

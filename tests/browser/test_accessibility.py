@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot, ask
 from tests.browser.rich_text import RICH
-from tests.support.http_harness import NAME, HttpServer, http_server, say
 from tests.support.nightly import nightly_after
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say
 
 SMALL = """() => [...document.querySelectorAll("button, summary, select, input, nav a")]
   .filter((node) => node.checkVisibility() && node.type !== "checkbox")

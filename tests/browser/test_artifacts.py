@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, FrameLocator, Page, expect
 
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot, ask
-from tests.support.http_harness import HttpServer, http_server, say
+from tests.support.servers.http_harness import HttpServer, http_server, say
 
 COUNTER = """```html
 <!doctype html>

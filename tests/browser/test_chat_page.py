@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import Page, Request, expect
 
 from tests.browser.conftest import KEY, Screenshot
-from tests.e2e.clients import TEXT, is_empty
-from tests.support.server import Server
-from tests.support.waiting import within
+from tests.e2e.completions import TEXT, is_empty
+from tests.support.servers.server import Server
+from tests.support.servers.waiting import within
 
 KEPT = """async () => {
   const { lastShown } = await import("./web/store.js");

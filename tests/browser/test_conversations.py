@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import FilePayload, Locator, Page, expect
 
 from tests.browser.conftest import ask
-from tests.support.http_harness import HttpServer, http_server, say, silence, tokens_of
-from tests.support.waiting import within
+from tests.support.servers.http_harness import HttpServer, http_server, say, silence, tokens_of
+from tests.support.servers.waiting import within
 
 
 @pytest.fixture(scope="module")

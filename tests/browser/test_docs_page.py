@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import KEY, Screenshot
 from tests.support.nightly import nightly_after
-from tests.support.server import Server
+from tests.support.servers.server import Server
 
 
 def test_every_operation_is_listed_and_can_be_tried(

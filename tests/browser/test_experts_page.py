@@ -18,10 +18,10 @@ from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.steps import ExpertUse
 from tests.browser.conftest import KEY, Screenshot
-from tests.e2e.clients import TEXT, completion
-from tests.support.http_harness import HttpServer, http_server
-from tests.support.server import Server
-from tests.support.waiting import within
+from tests.e2e.completions import TEXT, completion
+from tests.support.servers.http_harness import HttpServer, http_server
+from tests.support.servers.server import Server
+from tests.support.servers.waiting import within
 
 CELL = 40  # CSS pixels: the widest, which a model with few experts gets
 LEFT, TOP = 34, 6  # of the first cell

@@ -11,7 +11,7 @@ from playwright.sync_api import FilePayload, Page, expect
 
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot, ask
-from tests.support.http_harness import HttpServer, http_server, say, tokens_of
+from tests.support.servers.http_harness import HttpServer, http_server, say, tokens_of
 
 
 @pytest.fixture(scope="module")

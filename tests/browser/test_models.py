@@ -14,9 +14,9 @@ from playwright.sync_api import Page, Request, Route, expect
 from moeserve.cli.command_line import demonstration_model
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot, ask
-from tests.support.engine_messages import CONTEXT
-from tests.support.http_harness import NAME, HttpServer, http_server, say
-from tests.support.server import Server, running_server
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say
+from tests.support.servers.server import Server, running_server
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from moeserve.messages.schema import (
     TextOut,
 )
 from tests.browser.conftest import ask
-from tests.support.broken_answers import BREAKS, broken_answers
-from tests.support.http_harness import NAME, HttpServer, http_server, say
+from tests.support.faults.broken_answers import BREAKS, broken_answers
 from tests.support.nightly import nightly_after
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import ask
 from tests.browser.rich_text import RICH
-from tests.support.http_harness import HttpServer, http_server, say
+from tests.support.servers.http_harness import HttpServer, http_server, say
 
 
 @pytest.fixture(scope="module")

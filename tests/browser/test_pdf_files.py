@@ -9,10 +9,10 @@ import pytest
 from playwright.sync_api import Browser, FilePayload, Page, Request, expect
 
 from tests.browser.conftest import Screenshot, ask
-from tests.support.http_harness import HttpServer, http_server, say
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.clients.pdf_files import LOCKED, SONG, write_pdf
 from tests.support.nightly import nightly_after
-from tests.support.pdf_files import LOCKED, SONG, write_pdf
-from tests.support.scripted_answers import prompt_of
+from tests.support.servers.http_harness import HttpServer, http_server, say
 
 
 @pytest.fixture(scope="module")

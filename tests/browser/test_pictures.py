@@ -14,8 +14,8 @@ from PIL import Image
 from playwright.sync_api import FilePayload, Page, expect
 
 from tests.browser.conftest import Screenshot, ask
-from tests.support.http_harness import HttpServer, http_server, say
-from tests.support.visual_server import VisualServer, seeing_server
+from tests.support.pictures.visual_server import VisualServer, seeing_server
+from tests.support.servers.http_harness import HttpServer, http_server, say
 
 GIVE = """([type, name, mime, base64]) => {
   const data = new DataTransfer();

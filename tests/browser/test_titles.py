@@ -9,8 +9,8 @@ from playwright.sync_api import Page
 
 from moeserve.messages.schema import GenerateRequest
 from tests.browser.conftest import ask
-from tests.support.http_harness import HttpServer, http_server, say, tokens_of
-from tests.support.waiting import within
+from tests.support.servers.http_harness import HttpServer, http_server, say, tokens_of
+from tests.support.servers.waiting import within
 
 QUESTION = "Write a title for this conversation"
 

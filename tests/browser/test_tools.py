@@ -9,8 +9,8 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot
-from tests.support.http_harness import Answer, HttpServer, http_server, say, tokens_of
-from tests.support.mcp_server import McpServer, running_mcp_server
+from tests.support.servers.http_harness import Answer, HttpServer, http_server, say, tokens_of
+from tests.support.servers.mcp_server import McpServer, running_mcp_server
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 40}}\n</tool_call>'
 

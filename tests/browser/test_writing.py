@@ -12,9 +12,9 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot, ask
-from tests.support.http_harness import NAME, HttpServer, http_server, say, silence, tokens_of
 from tests.support.nightly import nightly_after
-from tests.support.waiting import within
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say, silence, tokens_of
+from tests.support.servers.waiting import within
 
 PASTE = """text => {
   const clipboardData = new DataTransfer();

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.drafted_answers import drafting_server
-from tests.support.server import Server, running_server
+from tests.e2e.drafts.drafted_answers import drafting_server
+from tests.support.servers.server import Server, running_server
 
 
 @pytest.fixture(scope="session")

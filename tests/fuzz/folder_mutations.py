@@ -12,7 +12,7 @@ import numpy as np
 
 from moeserve.models.sources.splits import QWEN2
 from tests.fuzz.gguf_mutations import EXPERTS, FF, HEAD_DIM, HEADS, KV_HEADS
-from tests.support.gguf_bytes import MERGES, TOKEN_TYPES, TOKENS
+from tests.support.models.gguf_bytes import MERGES, TOKEN_TYPES, TOKENS
 
 HIDDEN = 64  # a block of NVFP4
 

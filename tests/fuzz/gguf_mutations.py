@@ -10,7 +10,15 @@ from typing import Any
 
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
-from tests.support.gguf_bytes import TOKENS, Tensor, gguf_bytes, layer_dims, model_metadata, string, value
+from tests.support.models.gguf_bytes import (
+    TOKENS,
+    Tensor,
+    gguf_bytes,
+    layer_dims,
+    model_metadata,
+    string,
+    value,
+)
 
 # Multiples of 32, so that what a mutation leaves intact is computed with.
 HIDDEN, FF, EXPERTS, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 64, 4, 2, 1, 32, 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moeserve.quantization import QUANT_TYPES
 from tests.fuzz.gguf_mutations import EXPERTS, HEAD_DIM, KV_HEADS, base_metadata
-from tests.support.gguf_bytes import TOKENS, Tensor, gguf_bytes, layer_dims
+from tests.support.models.gguf_bytes import TOKENS, Tensor, gguf_bytes, layer_dims
 
 WIDTH = 256  # of hidden vectors and experts: a super-block
 TYPES = [row.number for row in QUANT_TYPES.values() if row.is_quantised and row.in_gguf]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.support.accuracy import Distances
+from tests.support.measuring.accuracy import Distances
 
 CHANCE = 1.05
 TOP1 = 0.01  # of the positions, rounded up: of 384, 4

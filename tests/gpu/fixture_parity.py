@@ -14,7 +14,7 @@ from moeserve.messages.sampling import TokenLogprob
 from tests.conftest import fixtures_dir
 from tests.gpu.bounds import assert_near
 from tests.gpu.driver import Driver
-from tests.support.accuracy import Fixture, agreed_length, distances, top_of
+from tests.support.measuring.accuracy import Fixture, agreed_length, distances, top_of
 
 TYPES = ("bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs")
 BOOKS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")

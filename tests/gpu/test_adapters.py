@@ -1,5 +1,5 @@
-"""LoRA adapters on a GPU beside the CPU's engine, whose truth is PEFT (tests/kernels/test_adapters.py): three of them
-and the model itself in the same steps, prompts and decode steps in CUDA graphs."""
+"""LoRA adapters on a GPU beside the CPU's engine, whose truth is PEFT (tests/kernels/adapters/test_adapters.py): three
+of them and the model itself in the same steps, prompts and decode steps in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import small_config
-from tests.support.adapter_steps import score_together, top_kl
-from tests.support.random_adapters import write_random_adapter
+from tests.support.models.random_adapters import write_random_adapter
+from tests.support.worker.adapter_steps import score_together, top_kl
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 ATTENTION = (*QKV_PARTS, n.ATTN_OUTPUT)

@@ -19,9 +19,9 @@ from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
 from tests.gpu.fixture_parity import load_fixture, model_of
 from tests.gpu.runners import runner_of
-from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
-from tests.support.launched_ahead import LaunchedAhead
-from tests.support.served_answers import Answer, serve
+from tests.support.worker.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
+from tests.support.worker.launched_ahead import LaunchedAhead
+from tests.support.worker.served_answers import Answer, serve
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -28,8 +28,8 @@ from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import TOP, Driver, small_config
-from tests.support.model_header import qwen3moe, write_header
-from tests.support.random_promotions import RandomPolicy
+from tests.support.models.model_header import qwen3moe, write_header
+from tests.support.worker.random_promotions import RandomPolicy
 
 pytestmark = pytest.mark.slow  # minutes under the interpreter
 

@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff, HandoffError
-from tests.kernels.handoff_world import HIDDEN, MAX_TOKENS, TOP_K, Layer, rows
+from tests.kernels.experts.handoff_world import HIDDEN, MAX_TOKENS, TOP_K, Layer, rows
 from tests.kernels.weights import nmse
 
 LAYERS = 5

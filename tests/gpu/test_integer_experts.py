@@ -12,9 +12,9 @@ from moeserve.kernels.experts.reference import activate
 from moeserve.kernels.linear.integers import IntegerRows, has_integers, integer_order
 from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks
 from moeserve.kernels.planes import dequantize
-from tests.kernels.plane_tensors import planes_of
+from tests.kernels.experts.triton_experts import random_ids, widened
+from tests.kernels.quantization.plane_tensors import planes_of
 from tests.kernels.triton_device import counter
-from tests.kernels.triton_experts import random_ids, widened
 from tests.kernels.weights import Type, nmse
 
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,7 @@ import torch
 from moeserve.kernels.linear.integer_pieces import MOST_PIECES, partial_numbers, pieces_by_columns
 from moeserve.kernels.linear.integers import DenseIntegers, IntegerRows
 from moeserve.kernels.planes import dequantize
-from tests.kernels.plane_tensors import planes_of
+from tests.kernels.quantization.plane_tensors import planes_of
 from tests.kernels.triton_device import counter
 from tests.kernels.weights import Type, nmse
 

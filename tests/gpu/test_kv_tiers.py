@@ -11,7 +11,7 @@ import torch
 from moeserve.worker.loading.load import load_runner
 from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import small_config
-from tests.support.real_time_world import RealTimeWorld
+from tests.support.worker.real_time_world import RealTimeWorld
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PROMPT = 7 * 32 + 1  # tokens: whole pages, and one that is computed

@@ -20,7 +20,7 @@ from moeserve.worker.loading.load import load_runner
 from tests.conftest import fixtures_dir
 from tests.gpu.bounds import assert_near
 from tests.gpu.driver import GREEDY, Driver, small_config
-from tests.support.accuracy import Fixture, distances, top_of
+from tests.support.measuring.accuracy import Fixture, distances, top_of
 
 if not torch.cuda.is_available():  # before each of a hundred cases is collected
     pytest.skip("needs a GPU", allow_module_level=True)

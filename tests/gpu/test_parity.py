@@ -21,7 +21,7 @@ from tests.gpu.fixture_parity import (
     model_of,
 )
 from tests.gpu.runners import runner_of
-from tests.support.accuracy import Fixture
+from tests.support.measuring.accuracy import Fixture
 
 if not torch.cuda.is_available():  # before each of a thousand cases is collected
     pytest.skip("needs a GPU", allow_module_level=True)

@@ -27,9 +27,9 @@ from tests.gpu.fixture_parity import (
     load_fixture,
     model_of,
 )
-from tests.support.accuracy import Fixture
-from tests.support.server import running_server
-from tests.support.waiting import within
+from tests.support.measuring.accuracy import Fixture
+from tests.support.servers.server import running_server
+from tests.support.servers.waiting import within
 
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)

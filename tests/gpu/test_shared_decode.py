@@ -1,5 +1,5 @@
 """Decode attention in equal shares by Hopper's warpgroups gives what the portable kernel gives, but for the order of
-sums: that one is held to the reference by tests/kernels/test_triton_attention.py."""
+sums: that one is held to the reference by tests/kernels/attention/test_triton_attention.py."""
 
 from __future__ import annotations
 

@@ -12,10 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.e2e.clients import is_empty
-from tests.e2e.killed_answers import Asked, all_at_once, generated, has_generated, health, many_bodies
-from tests.support.server import Server, running_server
-from tests.support.waiting import within
+from tests.e2e.completions import is_empty
+from tests.e2e.survival.killed_answers import (
+    Asked,
+    all_at_once,
+    generated,
+    has_generated,
+    health,
+    many_bodies,
+)
+from tests.support.servers.server import Server, running_server
+from tests.support.servers.waiting import within
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

@@ -17,8 +17,8 @@ from moeserve.visualserver.slices import Slices
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.load import make_tower
 from moeserve.visualserver.towers.tower import Tower
-from tests.support.gpu_neighbour import Neighbour
-from tests.support.random_tower import QWEN36, write_random_tower
+from tests.support.measuring.gpu_neighbour import Neighbour
+from tests.support.pictures.random_tower import QWEN36, write_random_tower
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 SECONDS = 3.0

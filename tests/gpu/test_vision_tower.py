@@ -14,7 +14,7 @@ from moeserve.visualserver.tower_memory import gpu_bytes
 from moeserve.visualserver.towers.load import make_tower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.visualserver.towers.weights import InputFormat
-from tests.support.picture_fixture import (
+from tests.support.pictures.picture_fixture import (
     GEMMA_TOWER,
     PICTURES,
     TOWER,
@@ -22,7 +22,7 @@ from tests.support.picture_fixture import (
     gemma_picture_cases,
     picture_cases,
 )
-from tests.support.random_tower import QWEN36, write_random_tower
+from tests.support.pictures.random_tower import QWEN36, write_random_tower
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 GPU = torch.device("cuda", 0)

@@ -1,5 +1,5 @@
 """Prefill attention by Hopper's warpgroups gives what the portable kernel gives, bit for bit: that one is held to the
-reference by tests/kernels/test_triton_attention.py."""
+reference by tests/kernels/attention/test_triton_attention.py."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from moeserve.worker.loading.load import load_runner
 from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import Driver, small_config
 from tests.gpu.fixture_parity import check_distance
-from tests.support.accuracy import Fixture
+from tests.support.measuring.accuracy import Fixture
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

@@ -18,7 +18,7 @@ from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import fixtures_dir
 from tests.gpu.driver import Driver, small_config
-from tests.support.beams import Wanted, requests, scheduler_of, serve
+from tests.support.worker.beams import Wanted, requests, scheduler_of, serve
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

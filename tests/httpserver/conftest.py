@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.http_harness import HttpServer, http_server
-from tests.support.visual_server import VisualServer, seeing_server
+from tests.support.pictures.visual_server import VisualServer, seeing_server
+from tests.support.servers.http_harness import HttpServer, http_server
 
 
 @pytest.fixture(scope="session")

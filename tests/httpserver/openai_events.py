@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.support.http_harness import HttpServer
+from tests.support.servers.http_harness import HttpServer
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who jumps?"}]

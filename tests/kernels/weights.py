@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.quantization import QUANT_TYPES, StoredScales
-from tests.support.ggml_types import ggml_type, ggml_values
+from tests.support.models.ggml_types import ggml_type, ggml_values
 
 Type = GGMLQuantizationType
 

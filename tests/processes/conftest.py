@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from moeserve.processes.runtime_paths import RuntimePaths
-from tests.support.http_harness import HttpServer, http_server
-from tests.support.launcher_run import Run
-from tests.support.router_process import Neighbours
+from tests.support.servers.http_harness import HttpServer, http_server
+from tests.support.servers.launcher_run import Run
+from tests.support.servers.router_process import Neighbours
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.messages.worker import WorkerAnswer, WorkerClient
 from moeserve.router.worker_client import RpycWorker
-from tests.support.rpc_child import (
+from tests.support.servers.rpc_child import (
     ANSWER,
 )
 

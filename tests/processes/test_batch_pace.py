@@ -10,8 +10,8 @@ import psutil
 from moeserve.httpserver.batches.line_pace import LINE_SHARE
 from moeserve.messages.schema import BACKGROUND_PRIORITY, GenerateRequest
 from tests.httpserver.batches.batch_files import client_of, completed, create, ended, jsonl, line
-from tests.support.http_harness import HttpServer, echo, http_server, silence
-from tests.support.waiting import within
+from tests.support.servers.http_harness import HttpServer, echo, http_server, silence
+from tests.support.servers.waiting import within
 
 PAUSE_S = 4.0
 

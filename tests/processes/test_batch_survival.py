@@ -16,9 +16,9 @@ from tests.httpserver.batches.batch_files import (
     refused,
     results,
 )
-from tests.support.engine_messages import ready_message
-from tests.support.http_harness import HttpServer, echo, http_server
-from tests.support.waiting import within
+from tests.support.servers.engine_messages import ready_message
+from tests.support.servers.http_harness import HttpServer, echo, http_server
+from tests.support.servers.waiting import within
 
 if TYPE_CHECKING:
     import openai

@@ -13,7 +13,7 @@ import pytest
 
 from moeserve.__main__ import run
 from moeserve.cli import main as cli
-from tests.support.server import REPOSITORY
+from tests.support.servers.server import REPOSITORY
 
 
 @pytest.mark.parametrize("command", [["launch.py"], ["-m", "moeserve"], ["-m", "moeserve", "serve"]])

@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import os, signal
-from tests.support.forked_process import ForkedProcess, fork_parent
+from tests.support.servers.forked_process import ForkedProcess, fork_parent
 
 def start(**how):
     process = ForkedProcess("platform", os.environ, **how)

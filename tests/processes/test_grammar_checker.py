@@ -21,7 +21,7 @@ from moeserve.processes.sandbox.parent import SandboxUnavailable
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints.slot_guides import Constraints
 from tests.conftest import TINY_MODEL
-from tests.support.suspending import suspend
+from tests.support.servers.suspending import suspend
 
 
 def check(checker: GrammarChecker, spec: GrammarSpec) -> str:

@@ -23,9 +23,9 @@ from moeserve.httpserver.transport.bounded_config import SPARE_CONNECTIONS
 from moeserve.httpserver.transport.connection import SPARE_DESCRIPTORS
 from moeserve.httpserver.transport.decompress import Decompress
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.engine_messages import ready_message
-from tests.support.http_harness import TLS, HttpServer, echo, silence
-from tests.support.waiting import free_port, within
+from tests.support.servers.engine_messages import ready_message
+from tests.support.servers.http_harness import TLS, HttpServer, echo, silence
+from tests.support.servers.waiting import free_port, within
 
 BODY = b'{"prompt":"Hi","max_tokens":1}'
 HOST = b"Host: localhost"

@@ -30,10 +30,10 @@ from moeserve.messages.schema import (
     TextOut,
     Usage,
 )
-from tests.support.engine_messages import ready_message
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, HttpServer, echo, http_server, silence
-from tests.support.waiting import within
+from tests.support.servers.engine_messages import ready_message
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, HttpServer, echo, http_server, silence
+from tests.support.servers.waiting import within
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 

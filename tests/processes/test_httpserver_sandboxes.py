@@ -8,9 +8,9 @@ from unittest.mock import patch
 
 import psutil
 
-from tests.support.http_harness import echo, http_server
-from tests.support.server import REPOSITORY
-from tests.support.suspending import suspend
+from tests.support.servers.http_harness import echo, http_server
+from tests.support.servers.server import REPOSITORY
+from tests.support.servers.suspending import suspend
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 

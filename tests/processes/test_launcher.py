@@ -22,11 +22,11 @@ from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
 from moeserve.launcher.process_table import PROCESSES
 from moeserve.processes.lifecycle import load_config
 from moeserve.processes.runtime_paths import RuntimePaths
-from tests.support.idle import comes_to_rest
-from tests.support.launcher_run import Run
 from tests.support.nightly import nightly_after
-from tests.support.server import title_of
-from tests.support.suspending import suspend
+from tests.support.servers.idle import comes_to_rest
+from tests.support.servers.launcher_run import Run
+from tests.support.servers.server import title_of
+from tests.support.servers.suspending import suspend
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

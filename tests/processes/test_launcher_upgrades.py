@@ -12,7 +12,7 @@ from collections.abc import Callable
 import psutil
 
 from moeserve.launcher.process_table import PROCESSES
-from tests.support.launcher_run import REPOSITORY, Run
+from tests.support.servers.launcher_run import REPOSITORY, Run
 
 
 def reload(run: Run) -> subprocess.CompletedProcess[str]:

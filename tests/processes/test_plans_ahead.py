@@ -14,7 +14,7 @@ from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.messages.worker import WorkerDied
 from moeserve.router.worker_client import RpycWorker
 from tests.processes.rpc_world import answers_of, connected, plan, results
-from tests.support.rpc_child import EXPERT_USE, RAISE, child_process, let_go
+from tests.support.servers.rpc_child import EXPERT_USE, RAISE, child_process, let_go
 
 
 @pytest.fixture

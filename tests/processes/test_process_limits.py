@@ -16,9 +16,9 @@ from moeserve.errors import ConfigError
 from moeserve.launcher.exit_codes import EXIT_FAILED
 from moeserve.processes import limits
 from tests.conftest import TINY_MODEL
-from tests.support.engine_messages import CONTEXT
-from tests.support.http_harness import http_server
-from tests.support.server import REPOSITORY, clean_environment
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.http_harness import http_server
+from tests.support.servers.server import REPOSITORY, clean_environment
 
 MIB = 1 << 20
 

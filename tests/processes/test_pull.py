@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from moeserve.cli.command_line import demonstration_model
-from tests.support.http_harness import TLS, HttpServer, http_server
-from tests.support.hub_server import Hub, running_hub
-from tests.support.waiting import within
+from tests.support.servers.http_harness import TLS, HttpServer, http_server
+from tests.support.servers.hub_server import Hub, running_hub
+from tests.support.servers.waiting import within
 
 REPO = "acme/tiny-GGUF"
 SIZE = 600_000

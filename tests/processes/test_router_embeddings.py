@@ -16,9 +16,9 @@ from moeserve.messages.schema import (
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.router.embedding_links import EmbeddingLinks
-from tests.support.in_process_worker import InProcessWorker
-from tests.support.router_process import LIMITS, Neighbours, behaving, running
-from tests.support.rpc_child import SLEEP, ScriptedRunner
+from tests.support.router.in_process_worker import InProcessWorker
+from tests.support.servers.router_process import LIMITS, Neighbours, behaving, running
+from tests.support.servers.rpc_child import SLEEP, ScriptedRunner
 
 
 def test_embeddings_are_linked_while_a_plan_may_name_them(

@@ -41,10 +41,10 @@ from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.processes.tower_page import TowerPage
 from moeserve.router import manager
 from moeserve.router.worker_client import RpycWorker
-from tests.support.idle import comes_to_rest
-from tests.support.in_process_worker import InProcessWorker
-from tests.support.router_process import Neighbours, Workers, behaving, manager_of, running
-from tests.support.rpc_child import (
+from tests.support.router.in_process_worker import InProcessWorker
+from tests.support.servers.idle import comes_to_rest
+from tests.support.servers.router_process import Neighbours, Workers, behaving, manager_of, running
+from tests.support.servers.rpc_child import (
     ANSWER,
     EXPERT_USE,
     RAISE,
@@ -54,7 +54,7 @@ from tests.support.rpc_child import (
     ScriptedRunner,
     child_process,
 )
-from tests.support.waiting import within
+from tests.support.servers.waiting import within
 
 
 class HeldWorker(InProcessWorker):

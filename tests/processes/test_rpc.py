@@ -25,9 +25,9 @@ from moeserve.router.replacement import LaunchedWorkers
 from moeserve.router.worker_client import RpycWorker
 from moeserve.worker.service import WorkerService
 from tests.processes.rpc_world import answers_of, connected, plan, results
-from tests.support.idle import comes_to_rest
-from tests.support.in_process_worker import InProcessWorker
-from tests.support.rpc_child import (
+from tests.support.router.in_process_worker import InProcessWorker
+from tests.support.servers.idle import comes_to_rest
+from tests.support.servers.rpc_child import (
     EXPERT_USE,
     FLOOD,
     HELD,
@@ -39,7 +39,7 @@ from tests.support.rpc_child import (
     child_process,
     let_go,
 )
-from tests.support.waiting import within
+from tests.support.servers.waiting import within
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from moeserve.processes.process_state import ProcessState, state_of
 from moeserve.processes.sandbox import parent, patience
 from moeserve.processes.sandbox.patience import Patience, Starved, Stopped, UsedUp
-from tests.support.waiting import within
+from tests.support.servers.waiting import within
 
 
 @pytest.fixture

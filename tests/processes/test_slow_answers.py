@@ -14,8 +14,8 @@ from starlette.types import Message, Scope
 from moeserve.httpserver.transport import sse
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.sse import EventStream
-from tests.support.http_harness import HttpServer, silence
-from tests.support.virtual_time import Clock
+from tests.support.router.virtual_time import Clock
+from tests.support.servers.http_harness import HttpServer, silence
 
 SCOPE: Scope = {"type": "http"}
 CLOCK = Clock()

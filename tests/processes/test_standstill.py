@@ -17,10 +17,10 @@ from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED
 from moeserve.launcher.heartbeats import MOST_MISSED
 from moeserve.launcher.standstill import STILL_S, Standstill
 from moeserve.processes.silence import LEAST_LIMIT_S, LauncherWatch, longest_silence
-from tests.support.launcher_run import Run
 from tests.support.nightly import nightly_after
-from tests.support.suspending import suspend
-from tests.support.waiting import within
+from tests.support.servers.launcher_run import Run
+from tests.support.servers.suspending import suspend
+from tests.support.servers.waiting import within
 
 LIMIT_S = LEAST_LIMIT_S
 

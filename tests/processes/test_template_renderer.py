@@ -19,9 +19,9 @@ import pytest
 
 from moeserve.processes.sandbox.parent import SandboxUnavailable
 from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateTimeout
-from tests.support.rendering import render_now
-from tests.support.server import REPOSITORY
-from tests.support.suspending import suspend
+from tests.support.chats.rendering import render_now
+from tests.support.servers.server import REPOSITORY
+from tests.support.servers.suspending import suspend
 
 GO = [{"role": "user", "content": "go"}]
 FINE = [{"role": "user", "content": "fine"}]
@@ -106,7 +106,7 @@ def test_files_of_the_working_directory_are_not_run(tmp_path: Path) -> None:
     (tmp_path / "types.py").write_text("open('ran', 'w').close()\nraise SystemExit('a foreign file ran')\n")
     script = (
         "from moeserve.tokenizer import ChatRenderer\n"
-        "from tests.support.rendering import render_now\n"
+        "from tests.support.chats.rendering import render_now\n"
         "renderer = ChatRenderer('ok', {})\n"
         "print(render_now(renderer, []))\n"
         "renderer.close()\n"

@@ -10,9 +10,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.support.server import clean_environment, title_of
-from tests.support.suspending import suspend
-from tests.support.waiting import until
+from tests.support.servers.server import clean_environment, title_of
+from tests.support.servers.suspending import suspend
+from tests.support.servers.waiting import until
 
 PATIENCE_S = 30.0
 LAUNCHER = """

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.support.launcher_run import Run
-from tests.support.suspending import suspend
+from tests.support.servers.launcher_run import Run
+from tests.support.servers.suspending import suspend
 
 
 def kill(run: Run, name: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.waiting import free_port
+from tests.support.servers.waiting import free_port
 
 GATEWAYS = os.environ.get("MOESERVE_GATEWAYS")
 READY_S = 60.0

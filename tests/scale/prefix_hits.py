@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.clients import TEXT
+from tests.e2e.completions import TEXT
 
 POOL = 3600  # tokens of one replica's KV pool: five of the prefixes below and what is running
 PREFIXES = 12  # of about 600 tokens

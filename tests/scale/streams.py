@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from tests.e2e.clients import TEXT
-from tests.support.server import stream_events
+from tests.e2e.completions import TEXT
+from tests.support.servers.server import stream_events
 
 SILENT = "nothing"  # the worst: an end that looks like one, and is none
 

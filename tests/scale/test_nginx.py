@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.clients import TEXT, running, waiting
-from tests.support.server import Server, running_server
-from tests.support.waiting import free_port, within
+from tests.e2e.completions import TEXT, running, waiting
+from tests.support.servers.server import Server, running_server
+from tests.support.servers.waiting import free_port, within
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 PROMPT_S = 300

@@ -25,8 +25,8 @@ import yaml
 from tests.scale.gateways import GATEWAYS
 from tests.scale.prefix_hits import POOL, cached_share
 from tests.scale.streams import lost, stream, streaming
-from tests.support.server import running_server
-from tests.support.waiting import free_port, within
+from tests.support.servers.server import running_server
+from tests.support.servers.waiting import free_port, within
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "replicas"
 START_S = 420  # on a busy machine; Ray gives its own proxy three tries

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.clients import running
+from tests.e2e.completions import running
 from tests.scale.gateways import GATEWAYS, gateway, healthy, wait_for
 from tests.scale.prefix_hits import POOL, cached_share
 from tests.scale.streams import lost, stream, streaming
-from tests.support.server import Server, running_server
-from tests.support.waiting import free_port, within
+from tests.support.servers.server import Server, running_server
+from tests.support.servers.waiting import free_port, within
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,6 +1,6 @@
 """Every command of the documentation is one that this version takes: its program, its flags and their values.
 
-`tests/e2e/test_commands_of_pages.py` runs those that the demonstration model can answer.
+`tests/e2e/pages/test_commands_of_pages.py` runs those that the demonstration model can answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moeserve.cli.command_line import read_options
 from moeserve.cli.main import COMMANDS, given_options, parser_modules, serve_parser
 from moeserve.cli.other_flags import in_our_words
 from moeserve.httpserver.app import APIS, Application
-from tests.support.page_commands import REPOSITORY, PageCommand, commands, commands_of
+from tests.support.rules.page_commands import REPOSITORY, PageCommand, commands, commands_of
 
 # Other programs that pages tell a reader to run.
 OTHERS = frozenset(

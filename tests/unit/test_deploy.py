@@ -17,7 +17,13 @@ import pytest
 import yaml
 
 from moeserve.config import ServerConfig, env_name
-from tests.support.promql import DASHBOARD, DEPLOY, dashboard_expressions, dashboard_panels, without_variables
+from tests.support.rules.promql import (
+    DASHBOARD,
+    DEPLOY,
+    dashboard_expressions,
+    dashboard_panels,
+    without_variables,
+)
 
 REPOSITORY = DEPLOY.parent
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

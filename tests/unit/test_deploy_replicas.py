@@ -11,7 +11,7 @@ import yaml
 from moeserve.config import ServerConfig, env_name
 from moeserve.httpserver.app import Application
 from moeserve.httpserver.observability.metrics import Metrics
-from tests.support.promql import DEPLOY
+from tests.support.rules.promql import DEPLOY
 
 FOLDER = DEPLOY / "replicas"
 OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text()))

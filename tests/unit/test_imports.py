@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http_import_rules import HTTPSERVER
-from tests.support.import_rules import ALLOWED
-from tests.support.layer_rules import (
+from tests.support.rules.http_import_rules import HTTPSERVER
+from tests.support.rules.import_rules import ALLOWED
+from tests.support.rules.layer_rules import (
     CORE_THIRD_PARTY,
     IMPORTED_FROM_ABOVE,
     MEMORIES,
@@ -20,8 +20,8 @@ from tests.support.layer_rules import (
     TORCH_ALLOWED,
     TORCH_FORBIDDEN_WITHIN,
 )
-from tests.support.model_import_rules import FAMILIES, PACKAGE
-from tests.support.source_imports import (
+from tests.support.rules.model_import_rules import FAMILIES, PACKAGE
+from tests.support.rules.source_imports import (
     imports_in,
     imports_of,
     name_of,

@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.support.model_import_rules import PACKAGE
-from tests.support.source_imports import imports_of, way_to_torch, within
+from tests.support.rules.model_import_rules import PACKAGE
+from tests.support.rules.source_imports import imports_of, way_to_torch, within
 
 TESTS = PACKAGE.parent / "tests"
 
@@ -46,9 +46,14 @@ def test_unit_tests_need_no_torch() -> None:
 
 def test_unit_tests_ask_no_other_process_over_http() -> None:
     """Tests that do are in tests/httpserver."""
-    servers = ("http_harness", "forked_process", "family_server", "fresh_server", "visual_server")
+    servers = {
+        *(f"tests.support.servers.{name}" for name in ("family_server", "forked_process", "fresh_server")),
+        "tests.support.servers.http_harness",
+        "tests.support.pictures.visual_server",
+    }
+    assert all(TESTS.parent.joinpath(*name.split(".")).with_suffix(".py").exists() for name in servers)
     for path in TESTS.joinpath("unit").rglob("*.py"):
-        named = imports_of(path) & {f"tests.support.{server}" for server in servers}
+        named = imports_of(path) & servers
         assert not named, f"{path.relative_to(TESTS.parent)} imports {sorted(named)}"
 
 
@@ -57,7 +62,7 @@ def test_tests_import_what_takes_seconds_when_they_run() -> None:
     take_seconds = {"anthropic", "openai", "peft", "transformers"}
     for path in TESTS.rglob("*.py"):
         source = path.read_text()
-        if not path.is_relative_to(TESTS / "e2e" / "programs") and any(
+        if not path.is_relative_to(TESTS / "e2e" / "clients" / "programs") and any(
             name in source for name in take_seconds
         ):
             named = take_seconds & {name.split(".")[0] for name in imported_at_once(source)}

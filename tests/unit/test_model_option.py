@@ -16,7 +16,7 @@ from moeserve.cli import main as cli
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.processes.cpus import pool_threads
-from tests.support.server import REPOSITORY
+from tests.support.servers.server import REPOSITORY
 
 
 def test_no_model_is_the_packaged_one() -> None:

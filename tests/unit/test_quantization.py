@@ -22,7 +22,7 @@ from moeserve.quantization import (
 from moeserve.quantization.other_types import OTHER_TYPES
 from moeserve.quantization.reference import dequantize
 from moeserve.quantization.table import Q4_0, Q4_K
-from tests.support.ggml_types import ggml_sizes, ggml_type, ggml_values
+from tests.support.models.ggml_types import ggml_sizes, ggml_type, ggml_values
 
 ROWS = list(QUANT_TYPES.values())
 row_ids = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -12,10 +12,10 @@ import httpx
 import msgspec
 import pytest
 
-from tests.support.soak.faults import _read_late
-from tests.support.soak.ledger import GRACE_S, Ledger, Loss
-from tests.support.soak.report import Summary, grown, main, report
-from tests.support.streams import StreamError
+from tests.support.clients.streams import StreamError
+from tests.support.measuring.soak.faults import _read_late
+from tests.support.measuring.soak.ledger import GRACE_S, Ledger, Loss
+from tests.support.measuring.soak.report import Summary, grown, main, report
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.support.startup_errors import HOLE, REMEDIED, texts
+from tests.support.rules.startup_errors import HOLE, REMEDIED, texts
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "startup-errors.md").read_text()
 # Composed from a process's name and what the system says of its end, or printed without an exception.

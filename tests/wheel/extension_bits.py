@@ -1,7 +1,7 @@
 """`PYTHON extension_bits.py`: prints checksums of what the installed wheel's extension computes. It needs numpy alone.
 
 Two machines whose lines are the same read weights of every type alike, and draw the same random numbers. Packing and
-products need PyTorch: tests/kernels/test_aarch64.py compares those without Python.
+products need PyTorch: tests/kernels/pool/test_aarch64.py compares those without Python.
 """
 
 from __future__ import annotations

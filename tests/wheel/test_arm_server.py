@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.server import Server
+from tests.support.servers.server import Server
 
 ARM_PYTHON = os.environ.get("MOESERVE_ARM_PYTHON")
 START_S = 3600.0

@@ -15,7 +15,7 @@ import pytest
 from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
-from tests.support.server import REPOSITORY
+from tests.support.servers.server import REPOSITORY
 
 PYTHONS = os.environ.get("MOESERVE_WHEEL_PYTHONS", "").split()
 PROGRAM = Path(__file__).with_name("answer_a_question.py")

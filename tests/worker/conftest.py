@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hugging_face_model import write_model
-from tests.support.torch_settings import gradients_for_the_next
+from tests.support.models.hugging_face_model import write_model
+from tests.support.worker.torch_settings import gradients_for_the_next
 
 __all__ = ["gradients_for_the_next"]
 

@@ -28,8 +28,8 @@ I8 = tl.constexpr(int(Scale.I8))
 def has_pairs(F, dtype):
     """Returns whether products with floats of this dtype use paired weights of this format. Q4_K is the only format
     with mins that does: Q4_1 and Q5_1 would have errors of 2.2e-4, and an expert's limit is 1e-4
-    (tests/kernels/test_triton_experts.py). Q2_K, Q3_K, Q5_K, and formats with fewer than 4 low bits, were not measured
-    on a GPU."""
+    (tests/kernels/experts/test_triton_experts.py). Q2_K, Q3_K, Q5_K, and formats with fewer than 4 low bits, were not
+    measured on a GPU."""
     is_near = not F.has_own_min or (F.scale == Scale.U8_MIN and F.high_bits == 0)
     is_measured = is_near and F.low_bits == 4
     return dtype == tl.bfloat16 and not F.is_signed and is_measured and bool(COMPILED)

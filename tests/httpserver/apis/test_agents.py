@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.codex_calls import CALLS, CODEX_TOOLS, OBJECT, OUTPUTS
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say, tokens_of
-from tests.support.official_clients import openai_client
-from tests.support.scripted_answers import prompt_of
+from tests.support.chats.codex_calls import CALLS, CODEX_TOOLS, OBJECT, OUTPUTS
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.clients.official_clients import openai_client
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, Answer, HttpServer, http_server, say, tokens_of
 
 
 @pytest.fixture(scope="module")

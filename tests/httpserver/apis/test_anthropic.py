@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.support.engine_messages import CONTEXT
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, HttpServer, say, tokens_of
-from tests.support.official_clients import anthropic_client
-from tests.support.scripted_answers import ANSWER, ANTHROPIC_TOOLS, MESSAGES, PARIS, SCHEMA, prompt_of
+from tests.support.chats.scripted_answers import ANSWER, ANTHROPIC_TOOLS, MESSAGES, PARIS, SCHEMA, prompt_of
+from tests.support.clients.official_clients import anthropic_client
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, HttpServer, say, tokens_of
 
 if TYPE_CHECKING:
     from anthropic import Anthropic

@@ -16,9 +16,9 @@ from moeserve.httpserver.responses.kept_events import EventMemory
 from moeserve.httpserver.responses.store import ResponseStore
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
-from tests.support.http_harness import NAME, HttpServer, http_server, say, silence
-from tests.support.official_clients import openai_client
-from tests.support.waiting import within
+from tests.support.clients.official_clients import openai_client
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say, silence
+from tests.support.servers.waiting import within
 
 if TYPE_CHECKING:
     from openai import OpenAI

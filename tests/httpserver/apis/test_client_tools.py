@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from tests.httpserver.openai_events import events
-from tests.support.http_harness import NAME, HttpServer, http_server, say
-from tests.support.scripted_answers import prompt_of
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say
 
 ASKED: Any = {"model": NAME, "max_tokens": 99, "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from moeserve.httpserver.anthropic.context_edits import CLEARED
-from tests.support.http_harness import NAME, HttpServer, http_server, say
-from tests.support.scripted_answers import prompt_of
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say
 
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("read", "write")]
 

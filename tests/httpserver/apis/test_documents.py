@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from moeserve.httpserver.generation.request import documents
-from tests.support.http_harness import NAME, HttpServer, tokens_of
-from tests.support.pdf_files import LOCKED, write_pdf
-from tests.support.scripted_answers import prompt_of
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.clients.pdf_files import LOCKED, write_pdf
+from tests.support.servers.http_harness import NAME, HttpServer, tokens_of
 
 TEXT = "Foxes jump.\nDogs lie."
 PDF = write_pdf(["Foxes jump.", "Dogs lie."])

@@ -13,10 +13,10 @@ from moeserve.messages.schema import GenerateRequest, TextItem, TextOut
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.fill_in_middle import FimTokens
 from moeserve.tokenizer.vocabulary import Vocabulary
-from tests.support.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata, model_tensors
-from tests.support.http_harness import NAME, HttpServer, http_server, say, tokens_of
-from tests.support.official_clients import openai_client
-from tests.support.waiting import within
+from tests.support.clients.official_clients import openai_client
+from tests.support.models.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata, model_tensors
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say, tokens_of
+from tests.support.servers.waiting import within
 
 if TYPE_CHECKING:
     from openai import OpenAI

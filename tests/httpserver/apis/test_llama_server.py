@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
-from tests.support.engine_messages import CONTEXT
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, TLS, HttpServer, say, tokens_of
-from tests.support.scripted_answers import prompt_of
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, TLS, HttpServer, say, tokens_of
 
 BODY: Any = {"prompt": "Who is it?", "n_predict": 8}
 

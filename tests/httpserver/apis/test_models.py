@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 
-from tests.support.engine_messages import CONTEXT
-from tests.support.http_harness import NAME, HttpServer
-from tests.support.official_clients import openai_client
+from tests.support.clients.official_clients import openai_client
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.http_harness import NAME, HttpServer
 
 
 def test_models_and_openapi(server: HttpServer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeserve.httpserver.ollama.models import modified_at
-from tests.support.http_harness import MODEL, NAME, HttpServer
+from tests.support.servers.http_harness import MODEL, NAME, HttpServer
 
 
 def test_one_model(server: HttpServer) -> None:

@@ -11,10 +11,10 @@ from moeserve.config.speculative import MOST_DRAFTS
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.messages.router_metrics import ACCEPTED_BOUNDS, LoadReport
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
-from tests.support.engine_messages import CONTEXT
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, HttpServer, echo, tokens_of
-from tests.support.waiting import within
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, HttpServer, echo, tokens_of
+from tests.support.servers.waiting import within
 
 TEXT = "The quick brown fox"
 

@@ -10,10 +10,10 @@ import pytest
 from gguf.constants import LlamaFileType
 
 from moeserve.models.facts import FILE_TYPES, ModelFacts
-from tests.support.engine_messages import CONTEXT
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, TLS, HttpServer, echo, say, silence, tokens_of
-from tests.support.scripted_answers import ANSWER, MESSAGES, PARIS, TOOLS, prompt_of
+from tests.support.chats.scripted_answers import ANSWER, MESSAGES, PARIS, TOOLS, prompt_of
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, TLS, HttpServer, echo, say, silence, tokens_of
 
 CHAT: Any = {"model": NAME, "messages": MESSAGES}
 

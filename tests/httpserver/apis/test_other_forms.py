@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine_messages import CONTEXT
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, HttpServer, echo, say, tokens_of
-from tests.support.scripted_answers import ANSWER, PARIS, SCHEMA, prompt_of
+from tests.support.chats.scripted_answers import ANSWER, PARIS, SCHEMA, prompt_of
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, HttpServer, echo, say, tokens_of
 
 CHAT = "/v1/chat/completions"
 HI: Any = {"role": "user", "content": "Hi"}

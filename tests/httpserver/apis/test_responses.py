@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, HttpServer, say, tokens_of
-from tests.support.official_clients import openai_client
-from tests.support.scripted_answers import ANSWER, PARIS, REASONING_TOKENS, RESPONSES_TOOLS, prompt_of
+from tests.support.chats.scripted_answers import ANSWER, PARIS, REASONING_TOKENS, RESPONSES_TOOLS, prompt_of
+from tests.support.clients.official_clients import openai_client
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, HttpServer, say, tokens_of
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -8,14 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http_harness import NAME, HttpServer, http_server
+from tests.support.servers.http_harness import NAME, HttpServer, http_server
 
 HEADERS = {"authorization": "Bearer key", "x-request-id": "id-1"}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpServer]:
-    with http_server(module="tests.support.toy_api", api_key=("key",)) as running:
+    with http_server(module="tests.support.servers.toy_api", api_key=("key",)) as running:
         yield running
 
 

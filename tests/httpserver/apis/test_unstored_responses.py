@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from tests.support.http_harness import http_server
+from tests.support.servers.http_harness import http_server
 
 
 def test_an_answer_that_cannot_be_stored_is_answered(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.http_harness import NAME, HttpServer
-from tests.support.waiting import within
+from tests.support.servers.http_harness import NAME, HttpServer
+from tests.support.servers.waiting import within
 
 if TYPE_CHECKING:
     import openai

@@ -24,8 +24,8 @@ from tests.httpserver.batches.batch_files import (
     refused,
     results,
 )
-from tests.support.http_harness import NAME, HttpServer, echo, http_server, silence
-from tests.support.waiting import within
+from tests.support.servers.http_harness import NAME, HttpServer, echo, http_server, silence
+from tests.support.servers.waiting import within
 
 if TYPE_CHECKING:
     import openai

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from moeserve.messages.reasoning import Thinking
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, HttpServer, echo, say
-from tests.support.official_clients import openai_client
-from tests.support.scripted_answers import ANSWER, MESSAGES, PARIS, REASONING_TOKENS, TOOLS, prompt_of
+from tests.support.chats.scripted_answers import ANSWER, MESSAGES, PARIS, REASONING_TOKENS, TOOLS, prompt_of
+from tests.support.clients.official_clients import openai_client
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, HttpServer, echo, say
 
 if TYPE_CHECKING:
     from openai import OpenAI

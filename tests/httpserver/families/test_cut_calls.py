@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.family_vocabulary import write_family_model
-from tests.support.http_harness import NAME, HttpServer, http_server, say
-from tests.support.scripted_answers import prompt_of
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.models.family_vocabulary import write_family_model
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say
 
 USER: Final = {"role": "user", "content": "x"}
 

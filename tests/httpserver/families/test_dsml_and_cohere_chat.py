@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.support.family_server import serving
-from tests.support.http_harness import HttpServer, say
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
+from tests.support.chats.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
+from tests.support.servers.family_server import serving
+from tests.support.servers.http_harness import HttpServer, say
 
 MARK = "｜DSML｜"
 CALL = (

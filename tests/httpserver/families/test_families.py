@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.family_server import serving
-from tests.support.family_templates import TEMPLATES
-from tests.support.gguf_bytes import gguf_bytes, model_metadata, model_tensors
-from tests.support.http_harness import NAME, HttpServer, http_server, say
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
+from tests.support.chats.family_templates import TEMPLATES
+from tests.support.chats.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
+from tests.support.models.gguf_bytes import gguf_bytes, model_metadata, model_tensors
+from tests.support.servers.family_server import serving
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 TO_WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"

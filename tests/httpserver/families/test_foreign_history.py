@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from moeserve.httpserver.transport.request_state import IGNORED_FIELDS
-from tests.support.http_harness import NAME, HttpServer, echo
-from tests.support.scripted_answers import SCHEMA, prompt_of
+from tests.support.chats.scripted_answers import SCHEMA, prompt_of
+from tests.support.servers.http_harness import NAME, HttpServer, echo
 
 HI: Final[dict[str, Any]] = {"role": "user", "content": "Hi"}
 WEATHER: Final = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": SCHEMA}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.family_server import serving
-from tests.support.http_harness import HttpServer, say
-from tests.support.kimi_k3_template import rendered_in_sections
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
+from tests.support.chats.kimi_k3_template import rendered_in_sections
+from tests.support.chats.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
+from tests.support.servers.family_server import serving
+from tests.support.servers.http_harness import HttpServer, say
 
 BEGUN = '<|open|>message role="assistant"<|sep|>'
 THINK, RESPONSE = "<|open|>think<|sep|>", "<|open|>response<|sep|>"

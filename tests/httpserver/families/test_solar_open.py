@@ -11,11 +11,11 @@ import pytest
 
 from moeserve.chatformat import solar_open
 from moeserve.messages.reasoning import Thinking, is_open_after
-from tests.support.family_server import serving
-from tests.support.family_vocabulary import write_family_model
-from tests.support.http_harness import HttpServer, http_server, say
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
-from tests.support.solar_template import SOLAR, rendered_in_messages
+from tests.support.chats.scripted_answers import MESSAGES, PARIS, TOOLS, ask, prompt_of
+from tests.support.chats.solar_template import SOLAR, rendered_in_messages
+from tests.support.models.family_vocabulary import write_family_model
+from tests.support.servers.family_server import serving
+from tests.support.servers.http_harness import HttpServer, http_server, say
 
 BEGUN: Final = "<|begin|>assistant"
 NO_REASONING: Final = f"{BEGUN}<|think|><|end|>{BEGUN}"

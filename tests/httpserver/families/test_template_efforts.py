@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata, model_tensors
-from tests.support.http_harness import NAME, HttpServer, http_server, say
-from tests.support.scripted_answers import prompt_of
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.models.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata, model_tensors
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say
 
 _USER_DEFINED: Final = 4  # the kind of a token that is part of texts
 _GLM: Final = (

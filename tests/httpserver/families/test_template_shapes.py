@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.gguf_bytes import gguf_bytes, model_metadata, model_tensors
-from tests.support.http_harness import HttpServer, http_server
+from tests.support.models.gguf_bytes import gguf_bytes, model_metadata, model_tensors
+from tests.support.servers.http_harness import HttpServer, http_server
 
 # As gpt-oss and MiniMax-M2 do.
 _FIRST_SYSTEM_ONLY: Final = (

@@ -11,9 +11,9 @@ import pytest
 from moeserve.detokenizer.manager import RequestText
 from moeserve.messages.reasoning import EarlyEnd, Headers, is_open_after
 from moeserve.messages.schema import GenerateRequest, TokensItem
-from tests.support.family_server import serving
-from tests.support.http_harness import NAME, HttpServer, say
-from tests.support.scripted_answers import MESSAGES, TOOLS
+from tests.support.chats.scripted_answers import MESSAGES, TOOLS
+from tests.support.servers.family_server import serving
+from tests.support.servers.http_harness import NAME, HttpServer, say
 
 harmony = serving("harmony")
 kimi = serving("kimi_k3")

@@ -19,7 +19,7 @@ from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.openai.completion_body import CompletionRequest
 from moeserve.httpserver.responses.bodies import ResponsesRequest
 from moeserve.httpserver.transport.request_model import Advisory, RequestModel, Unsupported
-from tests.support.http_harness import NAME, TLS, HttpServer
+from tests.support.servers.http_harness import NAME, TLS, HttpServer
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference" / "compatibility"
 PAGES = "".join(page.read_text() for page in sorted(FOLDER.glob("*.md")))

@@ -13,7 +13,7 @@ import pytest
 from moeserve.httpserver.transport.sse import COMMENTS_AFTER_S
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, RequestError
-from tests.support.http_harness import NAME, HttpServer, http_server
+from tests.support.servers.http_harness import NAME, HttpServer, http_server
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 LONG = "word " * 5000  # more than the context

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, HttpServer, echo, say
-from tests.support.scripted_answers import SCHEMA, prompt_of
+from tests.support.chats.scripted_answers import SCHEMA, prompt_of
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, HttpServer, echo, say
 
 CHAT = "/v1/chat/completions"
 HI: Any = {"role": "user", "content": "Hi"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.http_harness import HttpServer, tokens_of
+from tests.support.servers.http_harness import HttpServer, tokens_of
 
 CHAT: Any = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 BODIES: dict[str, Any] = {

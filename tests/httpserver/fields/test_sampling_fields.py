@@ -13,9 +13,9 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
 from moeserve.messages.schema import ProcessFailed
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import NAME, HttpServer, http_server, say, tokens_of
-from tests.support.scripted_answers import prompt_of
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say, tokens_of
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 MESSAGES = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http_harness import NAME, HttpServer, http_server
+from tests.support.servers.http_harness import NAME, HttpServer, http_server
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 CHAT: Any = {"messages": HI, "max_tokens": 1}

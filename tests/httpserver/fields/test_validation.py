@@ -10,9 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.engine_messages import CONTEXT
-from tests.support.http_harness import NAME, HttpServer
-from tests.support.refused_values import (
+from tests.support.clients.refused_values import (
     BAD_SCHEMAS,
     HUGE,
     INT64,
@@ -23,6 +21,8 @@ from tests.support.refused_values import (
     NOT_WHOLE,
     UNENFORCED,
 )
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.http_harness import NAME, HttpServer
 
 VOCABULARY = 4096
 

@@ -9,9 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.engine_messages import CONTEXT
-from tests.support.http_harness import NAME, HttpServer
-from tests.support.refused_values import (
+from tests.support.clients.refused_values import (
     BAD_SCHEMAS,
     NOT_BOOLEANS,
     NOT_INTEGERS,
@@ -19,6 +17,8 @@ from tests.support.refused_values import (
     NOT_STRINGS,
     UNENFORCED,
 )
+from tests.support.servers.engine_messages import CONTEXT
+from tests.support.servers.http_harness import NAME, HttpServer
 
 
 def user(*blocks: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.fresh_server import as_new
-from tests.support.http_harness import HttpServer, echo
-from tests.support.official_clients import openai_client
+from tests.support.clients.official_clients import openai_client
+from tests.support.servers.fresh_server import as_new
+from tests.support.servers.http_harness import HttpServer, echo
 
 if TYPE_CHECKING:
     from openai import OpenAI

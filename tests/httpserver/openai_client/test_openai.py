@@ -12,8 +12,8 @@ from moeserve.detokenizer.manager import RequestText
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import GenerateRequest, RequestError, TextItem, TextOut, TokensItem, Usage
 from tests.httpserver.openai_events import CHAT, TEXT, events
-from tests.support.engine_messages import CONTEXT, logprobs_of
-from tests.support.http_harness import NAME, HttpServer, tokens_of
+from tests.support.servers.engine_messages import CONTEXT, logprobs_of
+from tests.support.servers.http_harness import NAME, HttpServer, tokens_of
 
 if TYPE_CHECKING:
     from openai import OpenAI

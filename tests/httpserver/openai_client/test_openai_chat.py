@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.httpserver.openai_events import CHAT
-from tests.support.engine_messages import logprobs_of
-from tests.support.http_harness import NAME, HttpServer, tokens_of
+from tests.support.servers.engine_messages import logprobs_of
+from tests.support.servers.http_harness import NAME, HttpServer, tokens_of
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -16,9 +16,9 @@ from moeserve.httpserver.generation.request.pictures import Picture
 from moeserve.models.open import open_metadata
 from moeserve.tokenizer import TextTokenizer
 from moeserve.tokenizer.renderer import ChatRenderer
-from tests.support.http_harness import NAME, HttpServer, tokens_of
-from tests.support.picture_fixture import GEMMA_MODEL, GEMMA_TOWER, MODEL, gemma_picture_cases
-from tests.support.visual_server import VisualServer, seeing_server
+from tests.support.pictures.picture_fixture import GEMMA_MODEL, GEMMA_TOWER, MODEL, gemma_picture_cases
+from tests.support.pictures.visual_server import VisualServer, seeing_server
+from tests.support.servers.http_harness import NAME, HttpServer, tokens_of
 
 CASE = gemma_picture_cases()["square"]
 BASE64 = base64.b64encode(CASE.path.read_bytes()).decode()

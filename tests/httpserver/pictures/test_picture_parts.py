@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from moeserve.messages.pictures import EncodePicture, PictureEncoded, PixelBounds
-from tests.support.http_harness import NAME, HttpServer, tokens_of
-from tests.support.picture_fixture import picture_cases
-from tests.support.visual_server import VisualServer
-from tests.support.waiting import within
+from tests.support.pictures.picture_fixture import picture_cases
+from tests.support.pictures.visual_server import VisualServer
+from tests.support.servers.http_harness import NAME, HttpServer, tokens_of
+from tests.support.servers.waiting import within
 
 FILE = picture_cases()["square"].path.read_bytes()
 BASE64 = base64.b64encode(FILE).decode()

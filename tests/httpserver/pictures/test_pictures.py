@@ -15,9 +15,7 @@ from PIL import Image
 from moeserve.cli.bench.serve import main as bench_serve
 from moeserve.cli.workload.shapes import WITH_PICTURES
 from moeserve.messages.pictures import PictureRefused
-from tests.support.engine_messages import ready_message
-from tests.support.http_harness import NAME, HttpServer, tokens_of
-from tests.support.picture_bodies import (
+from tests.support.pictures.picture_bodies import (
     BASE64,
     BEFORE,
     BEHIND,
@@ -31,8 +29,10 @@ from tests.support.picture_bodies import (
     prompt_of,
     text,
 )
-from tests.support.visual_server import Answer, VisualServer, engine_sees, seeing_server
-from tests.support.waiting import within
+from tests.support.pictures.visual_server import Answer, VisualServer, engine_sees, seeing_server
+from tests.support.servers.engine_messages import ready_message
+from tests.support.servers.http_harness import NAME, HttpServer, tokens_of
+from tests.support.servers.waiting import within
 
 
 def anthropic(source: Any) -> dict[str, Any]:
@@ -381,7 +381,7 @@ def test_a_server_without_a_tower_refuses(request: pytest.FixtureRequest) -> Non
 
 @pytest.fixture
 def plain() -> Iterator[HttpServer]:
-    from tests.support.http_harness import http_server
+    from tests.support.servers.http_harness import http_server
 
     with http_server() as seeing:
         yield seeing

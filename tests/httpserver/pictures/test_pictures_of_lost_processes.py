@@ -9,10 +9,10 @@ import msgspec
 
 from moeserve.messages.pictures import EncodePicture
 from moeserve.messages.schema import GenerateRequest, ProcessLost
-from tests.support.http_harness import HttpServer, echo, silence
-from tests.support.picture_bodies import FILE, chat, image
-from tests.support.visual_server import Answer, VisualServer, engine_sees, seeing_server
-from tests.support.waiting import within
+from tests.support.pictures.picture_bodies import FILE, chat, image
+from tests.support.pictures.visual_server import Answer, VisualServer, engine_sees, seeing_server
+from tests.support.servers.http_harness import HttpServer, echo, silence
+from tests.support.servers.waiting import within
 
 
 def test_a_lost_visual_server(seeing: HttpServer, visual: VisualServer) -> None:

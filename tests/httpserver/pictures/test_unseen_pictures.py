@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from moeserve.httpserver.generation.chat.chat_prompt import UNSEEN
-from tests.support.http_harness import NAME, http_server, tokens_of
-from tests.support.picture_bodies import BASE64
+from tests.support.pictures.picture_bodies import BASE64
+from tests.support.servers.http_harness import NAME, http_server, tokens_of
 
 CALL = {"id": "toolu_1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
 URL_OF_FILE = {"url": f"data:image/png;base64,{BASE64}"}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused, VideoSettings
-from tests.support.http_harness import NAME, HttpServer, tokens_of
-from tests.support.picture_fixture import GEMMA_MODEL, GEMMA_TOWER
-from tests.support.visual_server import VisualServer, seeing_server
-from tests.support.waiting import within
+from tests.support.pictures.picture_fixture import GEMMA_MODEL, GEMMA_TOWER
+from tests.support.pictures.visual_server import VisualServer, seeing_server
+from tests.support.servers.http_harness import NAME, HttpServer, tokens_of
+from tests.support.servers.waiting import within
 
 BASE64 = base64.b64encode(b"a video").decode()
 URL = f"data:video/mp4;base64,{BASE64}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.http_harness import HttpServer
-from tests.support.run_chats import Chat
+from tests.support.clients.run_chats import Chat
+from tests.support.servers.http_harness import HttpServer
 
 
 @pytest.fixture

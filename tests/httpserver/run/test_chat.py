@@ -19,11 +19,11 @@ from moeserve.cli.run.history import FILE, History
 from moeserve.cli.run.slash_commands import COMMANDS
 from moeserve.cli.running_server import ServedModel
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut
-from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say
-from tests.support.raw_server import piece, raw_server, stream_of
-from tests.support.run_chats import REASONED, Chat, interrupt_soon
-from tests.support.scripted_answers import prompt_of
-from tests.support.waiting import within
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.clients.raw_server import piece, raw_server, stream_of
+from tests.support.clients.run_chats import REASONED, Chat, interrupt_soon
+from tests.support.servers.http_harness import NAME, Answer, HttpServer, http_server, say
+from tests.support.servers.waiting import within
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 

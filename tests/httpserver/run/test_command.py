@@ -17,11 +17,11 @@ import pytest
 
 from moeserve.cli import main as cli
 from moeserve.cli.run.slash_commands import COMMANDS
-from tests.support.http_harness import NAME, HttpServer, http_server, say
-from tests.support.raw_server import piece, raw_server, stream_of
-from tests.support.run_chats import REASONED
-from tests.support.scripted_answers import prompt_of
-from tests.support.server import REPOSITORY, clean_environment
+from tests.support.chats.scripted_answers import prompt_of
+from tests.support.clients.raw_server import piece, raw_server, stream_of
+from tests.support.clients.run_chats import REASONED
+from tests.support.servers.http_harness import NAME, HttpServer, http_server, say
+from tests.support.servers.server import REPOSITORY, clean_environment
 
 GUIDE = REPOSITORY / "docs" / "how-to" / "chat-in-the-terminal.md"
 

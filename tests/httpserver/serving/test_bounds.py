@@ -12,9 +12,9 @@ from moeserve.httpserver.transport.connection import MAX_HEAD_BYTES
 from moeserve.httpserver.transport.middleware import MIN_BODY_LIMIT
 from moeserve.messages.schema import EngineReady
 from moeserve.messages.steps import WorkerReady
-from tests.support.event_loop import longest_while
-from tests.support.http_harness import HttpServer, http_server
-from tests.support.waiting import within
+from tests.support.measuring.event_loop import longest_while
+from tests.support.servers.http_harness import HttpServer, http_server
+from tests.support.servers.waiting import within
 
 
 def test_api_key_guards_all_but_health_and_metrics() -> None:

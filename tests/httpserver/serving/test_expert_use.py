@@ -18,9 +18,9 @@ from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.schema import EngineLost
 from moeserve.messages.steps import ExpertUse
 from moeserve.placement.heat import read_heat
-from tests.support.http_harness import NAME, TLS, HttpServer, http_server
-from tests.support.virtual_time import Clock
-from tests.support.waiting import within
+from tests.support.router.virtual_time import Clock
+from tests.support.servers.http_harness import NAME, TLS, HttpServer, http_server
+from tests.support.servers.waiting import within
 
 COUNTS = np.array([[5, 0, 2], [1, 6, 0]], np.int64)
 ON_GPU = np.array([[1, 0, 1], [0, 2, 0]], np.uint8)  # of two GPUs

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from moeserve.messages.schema import RequestError
-from tests.support.http_harness import HttpServer, http_server, silence
-from tests.support.waiting import within
+from tests.support.servers.http_harness import HttpServer, http_server, silence
+from tests.support.servers.waiting import within
 
 QUEUED = 64
 

@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from moeserve.messages.schema import GenerateRequest, RequestError
-from tests.support.http_harness import HttpServer, echo, http_server, silence
-from tests.support.waiting import within
+from tests.support.servers.http_harness import HttpServer, echo, http_server, silence
+from tests.support.servers.waiting import within
 
 
 def test_requests_carry_the_name_of_their_key_and_their_salt(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from moeserve.errors import ConfigError
 from moeserve.messages.schema import ProcessFailed, ProcessReady
 from moeserve.processes.listeners import listen_at
-from tests.support.http_harness import HttpServer
+from tests.support.servers.http_harness import HttpServer
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from moeserve.httpserver.mcp.client import MAX_BYTES
-from tests.support.http_harness import TLS, HttpServer, http_server
-from tests.support.mcp_server import ADD, FAIL, McpServer, running_mcp_server
+from tests.support.servers.http_harness import TLS, HttpServer, http_server
+from tests.support.servers.mcp_server import ADD, FAIL, McpServer, running_mcp_server
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from moeserve.httpserver.app import openapi_document
-from tests.support.http_harness import NAME, HttpServer, http_server
+from tests.support.servers.http_harness import NAME, HttpServer, http_server
 
 CURL: Final = "application/x-www-form-urlencoded"  # what `curl -d` says of every body
 FORM_TYPES: Final = (CURL, "text/plain; charset=utf-8", "multipart/form-data; boundary=x", None)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from moeserve.httpserver.web import pages
-from tests.support.http_harness import HttpServer, http_server
+from tests.support.servers.http_harness import HttpServer, http_server
 
 PAGES = ("/", "/experts", "/docs")
 TYPES = {

@@ -9,9 +9,9 @@ import msgspec
 
 from moeserve import __version__
 from moeserve.messages.router_metrics import LoadReport
-from tests.support.engine_messages import ready_message
-from tests.support.http_harness import NAME, TLS, HttpServer, http_server, say
-from tests.support.waiting import within
+from tests.support.servers.engine_messages import ready_message
+from tests.support.servers.http_harness import NAME, TLS, HttpServer, http_server, say
+from tests.support.servers.waiting import within
 
 
 def test_load_under_the_names_that_gateways_read(own_server: HttpServer) -> None:

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
-from tests.support.engine_messages import logprobs_of
-from tests.support.event_loop import longest_while
-from tests.support.http_harness import HttpServer, tokens_of
+from tests.support.measuring.event_loop import longest_while
+from tests.support.servers.engine_messages import logprobs_of
+from tests.support.servers.http_harness import HttpServer, tokens_of
 
 CHOICES, TOKENS, TOP = 128, 100, 20
 MESSAGES: Final = [{"role": "user", "content": "Hi"}]

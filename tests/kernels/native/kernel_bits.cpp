@@ -1,7 +1,7 @@
 // Prints a checksum of each kernel's results on numbers made from a fixed seed, one a line: kernel_bits ISA.
 //
 // Two machines, or two instruction sets, whose kernels compute the same bits print the same lines. Needs no Python, so
-// that it runs under qemu-user too. tests/kernels/test_aarch64.py compares.
+// that it runs under qemu-user too. tests/kernels/pool/test_aarch64.py compares.
 #include <cmath>
 #include <cstdio>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Fails at the first wrong answer of MeasuringTime; tests/kernels/test_measuring_time.py builds and runs it.
+// Fails at the first wrong answer of MeasuringTime; tests/kernels/pool/test_measuring_time.py builds and runs it.
 #include "ops/measuring_time.h"
 
 #include <cstdio>

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from moeserve.cli.bench.window_slots import WindowSlots
-from tests.support.rpc_child import READY
+from tests.support.servers.rpc_child import READY
 
 WINDOW, STEP, SEQUENCES = 4, 10, 3
 

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from tests.conftest import OWN_FIXTURES
-from tests.support.accuracy import Fixture, agreed_length, distances, log_softmax, reduced_kl, top_of
+from tests.support.measuring.accuracy import (
+    Fixture,
+    agreed_length,
+    distances,
+    log_softmax,
+    reduced_kl,
+    top_of,
+)
 
 
 @pytest.fixture(scope="module")

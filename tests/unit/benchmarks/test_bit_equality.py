@@ -1,4 +1,5 @@
-"""What `tests.support.bit_equality` calls different: one bit of a tensor, a missing row, a logprob of an answer."""
+"""What `tests.support.measuring.bit_equality` calls different: one bit of a tensor, a missing row, a
+logprob of an answer."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from moeserve.worker.recording.dump_format import (
     write_description,
 )
 from tests.conftest import OWN_FIXTURES
-from tests.support.bit_equality import Seen, differences, models_in, prompts_of, report, tensors_of
+from tests.support.measuring.bit_equality import Seen, differences, models_in, prompts_of, report, tensors_of
 
 SHAPE = DumpShape(layers=1, hidden=4, experts=2, top_k=1, vocab=3)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.server import REPOSITORY, imports_from
+from tests.support.servers.server import REPOSITORY, imports_from
 
 WHICH = "import moeserve, sys; sys.stdout.write(moeserve.__file__)"
 

@@ -9,8 +9,8 @@ import pytest
 
 from moeserve.chatformat.events import CallStart, Text
 from moeserve.chatformat.formats import TOOL_FORMATS
-from tests.support.chat_events import Answer
-from tests.support.written_answers import call, parser_of, read
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.written_answers import call, parser_of, read
 
 NAMES: Final = ("hermes", "granite", "phi4_mini", "hunyuan", "nemotron", "mistral_json")
 F: Final = '{"name": "f", "arguments": {"a": "x", "opts": {"k": [1, "}\\n\\n{"]}}}'

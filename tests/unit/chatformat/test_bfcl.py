@@ -14,9 +14,9 @@ from typing import Any, Final
 import pytest
 
 from moeserve.chatformat.values import argument_types
-from tests.support.chat_events import Answer, events_of
-from tests.support.chat_families import REASONING, answer_in, make_for
-from tests.support.family_templates import TEMPLATES, kept
+from tests.support.chats.chat_events import Answer, events_of
+from tests.support.chats.chat_families import REASONING, answer_in, make_for
+from tests.support.chats.family_templates import TEMPLATES, kept
 
 _PACKAGE: Final = importlib.util.find_spec("bfcl_eval")
 _TAGGED: Final = (

@@ -24,7 +24,7 @@ from moeserve.chatformat.reasoning import (
     ReasoningTags,
     reasoning_tags,
 )
-from tests.support.chat_events import CALL, XML, Answer, call_xml, coder, events_of, hermes, read
+from tests.support.chats.chat_events import CALL, XML, Answer, call_xml, coder, events_of, hermes, read
 
 F = ("f", {"a": [1, {"b": '}</tool_call>"'}]})
 

@@ -13,7 +13,7 @@ from moeserve.chatformat.events import CallEnd, Text
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.chatformat.json_reader import JsonReader, Status
 from moeserve.chatformat.output import OutputParser
-from tests.support.chat_events import (
+from tests.support.chats.chat_events import (
     CALL,
     SCHEMAS,
     XML,
@@ -25,7 +25,7 @@ from tests.support.chat_events import (
     hermes,
     read,
 )
-from tests.support.linear_time import assert_linear
+from tests.support.measuring.linear_time import assert_linear
 
 PARTS = [
     *("<tool_call>", "</tool_call>", "<function=", "search>", "f>", "<parameter=", "query>", "count>", "</parameter>"),

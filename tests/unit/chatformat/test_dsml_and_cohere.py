@@ -11,9 +11,9 @@ from moeserve.chatformat.output import OutputParser, joined
 from moeserve.chatformat.reasoning import COHERE, ReasoningParser, ReasoningTags, reasoning_tags
 from moeserve.httpserver.generation.chat.template_input import with_ids
 from moeserve.tokenizer.chat_template import ChatTemplate
-from tests.support.chat_events import Answer
-from tests.support.deepseek_templates import DEEPSEEK_V4
-from tests.support.family_templates import COHERE as COHERE_TEMPLATE
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.deepseek_templates import DEEPSEEK_V4
+from tests.support.chats.family_templates import COHERE as COHERE_TEMPLATE
 
 SCHEMAS: dict[str, Any] = {
     "f": {

@@ -14,12 +14,12 @@ from moeserve.chatformat.formats import TOOL_FORMATS, has_sections, is_harmony, 
 from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.output import OutputParser, joined
 from moeserve.config import ServerConfig
-from tests.support.chat_events import Answer, events_of
-from tests.support.chat_families import REASONING, answer_in, make_for
-from tests.support.family_templates import HARMONY, TEMPLATES, kept
-from tests.support.kimi_k3_template import KIMI_K3
+from tests.support.chats.chat_events import Answer, events_of
+from tests.support.chats.chat_families import REASONING, answer_in, make_for
+from tests.support.chats.family_templates import HARMONY, TEMPLATES, kept
+from tests.support.chats.kimi_k3_template import KIMI_K3
+from tests.support.chats.solar_template import SOLAR
 from tests.support.nightly import nightly_after
-from tests.support.solar_template import SOLAR
 
 CALLS: list[tuple[str, Any]] = [
     (
@@ -376,7 +376,7 @@ def test_text_without_a_whole_call_is_shown_whole(text: str, name: str) -> None:
 @pytest.mark.parametrize("unit", ["x", " ", "<", "<tool_call>", ONE, "<|start|>", "<|channel|>x", "to=x "])
 @pytest.mark.slow
 def test_time_is_linear(name: str, unit: str) -> None:
-    from tests.support.linear_time import assert_linear
+    from tests.support.measuring.linear_time import assert_linear
 
     for beginning in (
         "",

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from moeserve.chatformat.kimi_k3 import KimiK3Parser
 from moeserve.chatformat.output import joined
-from tests.support.chat_events import Answer
-from tests.support.kimi_k3_template import rendered_in_sections
-from tests.support.linear_time import assert_linear
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.kimi_k3_template import rendered_in_sections
+from tests.support.measuring.linear_time import assert_linear
 
 SCHEMAS: Final[dict[str, Any]] = {
     "f": {

@@ -10,9 +10,9 @@ import pytest
 
 from moeserve.chatformat.offered_names import offered_name
 from moeserve.chatformat.values import value_of_text
-from tests.support.chat_events import Answer
-from tests.support.chat_families import tags_of
-from tests.support.written_answers import call, read
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.chat_families import tags_of
+from tests.support.chats.written_answers import call, read
 
 XY: Final = {"a": "x", "b": "y"}
 ONE: Final = Answer("", "", [("f", XY)])

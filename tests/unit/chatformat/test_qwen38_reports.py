@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.chat_events import Answer
-from tests.support.written_answers import read
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.written_answers import read
 
 OPEN: Final = "<tool_call>\n<function=f>\n<parameter=a>\n"
 CLOSE: Final = "\n</parameter>\n</function>\n</tool_call>"

@@ -9,8 +9,8 @@ import pytest
 
 from moeserve.chatformat.kimi_k3 import KimiK3Parser
 from moeserve.chatformat.output import AnswerParser, joined
-from tests.support.chat_events import Answer
-from tests.support.written_answers import SCHEMAS, parser_of
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.written_answers import SCHEMAS, parser_of
 
 # (report, format, what the model wrote, whether the prompt began the reasoning, what is meant)
 WRITTEN: Final = [

@@ -10,7 +10,7 @@ import pytest
 from moeserve.chatformat.events import Text
 from moeserve.chatformat.output import joined
 from moeserve.chatformat.solar_open import ANSWER_FOLLOWS, SolarMessages, parser
-from tests.support.chat_events import Answer
+from tests.support.chats.chat_events import Answer
 
 BEGUN: Final = "<|begin|>assistant"
 OFFERED: Final[dict[str, Any]] = {

@@ -9,8 +9,8 @@ import pytest
 from moeserve.chatformat.events import CallBroken, CallStart
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.chatformat.output import joined
-from tests.support.chat_events import Answer
-from tests.support.written_answers import call, parser_of, read
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.written_answers import call, parser_of, read
 
 # ---- JSON as models write it
 

@@ -9,11 +9,11 @@ import pytest
 
 from moeserve.chatformat.events import Reasoning
 from moeserve.chatformat.formats import TOOL_FORMATS
-from tests.support.chat_events import Answer
-from tests.support.chat_families import tags_of
-from tests.support.family_templates import TEMPLATES
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.chat_families import tags_of
+from tests.support.chats.family_templates import TEMPLATES
+from tests.support.chats.written_answers import NAMES, call, parser_of, read
 from tests.support.nightly import nightly_after
-from tests.support.written_answers import NAMES, call, parser_of, read
 
 # ---- closing tags and brackets that are missing
 

@@ -17,7 +17,7 @@ from moeserve.front.memory import Memory
 from moeserve.front.pool import ModelPool
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.adapters import SavedAdapter
-from tests.support.scripted_models import Script, ScriptedModels
+from tests.support.front.scripted_models import Script, ScriptedModels
 
 FILES = {"Qwen3-30B-A3B-Q4_K_M.gguf": "qwen,fast", "gpt-oss-20b-mxfp4.gguf": "oss", "gpt-oss-120b": "large"}
 

@@ -11,9 +11,9 @@ from moeserve.front.line_lease import lease_for_line
 from moeserve.front.pool import ModelPool
 from moeserve.front.schedule import LINES_PATIENCE_S, LINES_TURN_S
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.pool_runs import request, run
-from tests.support.scripted_models import Script, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run
+from tests.support.front.scripted_models import Script, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 async def line(pool: ModelPool, name: str, seconds: float = 0.5) -> float:

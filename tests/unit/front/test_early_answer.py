@@ -12,7 +12,7 @@ from starlette.types import Message
 from moeserve.front import early_answer
 from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, EarlyLines, error_event
 from moeserve.httpserver.transport.sse import BEAT_S, BLANKS_AFTER_S, BREAKS_OFF
-from tests.support.virtual_time import Clock
+from tests.support.router.virtual_time import Clock
 
 
 class Client:

@@ -9,8 +9,8 @@ import pytest
 
 from moeserve.front.metrics import KEPT_FILE, FrontMetrics
 from moeserve.messages.refusal import Refusal
-from tests.support.scripted_models import Script, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.scripted_models import Script, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 def front(directory: Path, loads: int) -> FrontMetrics:

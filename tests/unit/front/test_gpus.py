@@ -11,9 +11,9 @@ from moeserve.errors import ConfigError
 from moeserve.front.gpus import GpuUse, choose_gpus, on_gpus, visible_gpus
 from moeserve.front.memory import Memory
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.pool_runs import request, run
-from tests.support.scripted_models import UNIT, Script, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run
+from tests.support.front.scripted_models import UNIT, Script, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 def test_memory_is_compared_by_gpu() -> None:

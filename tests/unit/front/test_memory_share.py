@@ -10,9 +10,9 @@ from pathlib import Path
 from moeserve.front.memory import Held, Memory
 from moeserve.front.memory_share import NOTHING, MemoryShare
 from moeserve.front.schedule import State
-from tests.support.pool_runs import request, run
-from tests.support.scripted_models import UNIT, Script, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run
+from tests.support.front.scripted_models import UNIT, Script, pool_of
+from tests.support.router.virtual_time import Clock
 
 HELD = Held(Memory(3, (1, 2)), frozenset(("/kv/a",)), 10, [5, 6])
 

@@ -9,9 +9,9 @@ import pytest
 
 from moeserve.front.model_events import model_events
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.pool_runs import request, run
-from tests.support.scripted_models import Script, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run
+from tests.support.front.scripted_models import Script, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 @pytest.mark.parametrize("way", ["drain", "leave"])

@@ -14,9 +14,9 @@ from moeserve.front.downloaded import RECORD, DownloadedModels
 from moeserve.front.pool import ModelPool
 from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.pool_runs import request, run, state_of
-from tests.support.scripted_models import Script, ScriptedModels, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run, state_of
+from tests.support.front.scripted_models import Script, ScriptedModels, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 def served(name: str) -> ServedModel:

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from moeserve.front.schedule import MIN_TURN_S, State
-from tests.support.pool_runs import request, run
-from tests.support.scripted_models import Script, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run
+from tests.support.front.scripted_models import Script, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 def test_a_model_is_loaded_by_its_first_request_and_stays() -> None:

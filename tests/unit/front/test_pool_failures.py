@@ -11,9 +11,9 @@ import pytest
 from moeserve.front.lives import MOST_CRASHES, SHORT_LIFE_S
 from moeserve.front.pooled_model import FIRST_BACKOFF_S
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.pool_runs import request, run
-from tests.support.scripted_models import Script, ScriptedInstance, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run
+from tests.support.front.scripted_models import Script, ScriptedInstance, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 def test_a_load_that_fails_says_why_and_is_tried_again_later() -> None:

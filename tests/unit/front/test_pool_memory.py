@@ -8,9 +8,9 @@ import pytest
 
 from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.pool_runs import request, run, state_of
-from tests.support.scripted_models import Script, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run, state_of
+from tests.support.front.scripted_models import Script, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 def test_the_longest_idle_makes_room_by_bytes_and_not_by_count() -> None:

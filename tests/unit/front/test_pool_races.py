@@ -10,9 +10,9 @@ import pytest
 
 from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.pool_runs import request, run
-from tests.support.scripted_models import Script, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run
+from tests.support.front.scripted_models import Script, pool_of
+from tests.support.router.virtual_time import Clock
 
 LOAD_S = 2.0
 STOP_S = 0.5

@@ -10,9 +10,9 @@ import pytest
 from moeserve.front.pooled_model import FIRST_BACKOFF_S
 from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.pool_runs import request, run
-from tests.support.scripted_models import Script, ScriptedInstance, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.pool_runs import request, run
+from tests.support.front.scripted_models import Script, ScriptedInstance, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 def test_a_model_that_waits_behind_one_whose_file_cannot_be_read_is_loaded_then() -> None:

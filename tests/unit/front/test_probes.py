@@ -7,8 +7,8 @@ from fastapi.testclient import TestClient
 
 from moeserve.front import probes
 from moeserve.front.schedule import State
-from tests.support.scripted_models import Script, ScriptedInstance, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.scripted_models import Script, ScriptedInstance, pool_of
+from tests.support.router.virtual_time import Clock
 
 
 def test_a_server_that_waits_for_the_one_before_says_so() -> None:

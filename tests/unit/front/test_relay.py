@@ -18,7 +18,7 @@ from moeserve.httpserver.app import APIS
 from moeserve.httpserver.transport import sse
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.socket_models import EVENTS, Life, SocketInstance, SocketModels, chunk, socket_pool
+from tests.support.front.socket_models import EVENTS, Life, SocketInstance, SocketModels, chunk, socket_pool
 
 ANSWER = b'data: {"text": "hello"}\n\n'
 WHOLE = Life(EVENTS + chunk(ANSWER) + b"0\r\n\r\n", ends=False)

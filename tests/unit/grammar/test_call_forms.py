@@ -34,10 +34,10 @@ from moeserve.httpserver.generation.chat.chat_formats import ChatFormats, format
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from tests.support import grammar_texts
-from tests.support.chat_events import Answer
-from tests.support.family_templates import HARMONY, TEMPLATES
-from tests.support.family_vocabulary import write_family_model
+from tests.support.chats import grammar_texts
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.family_templates import HARMONY, TEMPLATES
+from tests.support.models.family_vocabulary import write_family_model
 
 SUM = GrammarTool(
     "sum",

@@ -11,7 +11,7 @@ from moeserve.grammar.check_budget import BURST_S, SHARE, CheckBudget
 from moeserve.grammar.checker import GrammarChecker
 from moeserve.grammar.spec import Regex
 from tests.conftest import TINY_MODEL
-from tests.support.virtual_time import Clock
+from tests.support.router.virtual_time import Clock
 
 CLOCK = Clock()
 

@@ -23,7 +23,7 @@ from moeserve.grammar.spec import (
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.conftest import TINY_MODEL
-from tests.support.grammar_texts import matches, written
+from tests.support.chats.grammar_texts import matches, written
 
 Schema = dict[str, Any]
 

@@ -34,8 +34,8 @@ from moeserve.grammar.translate import to_grammar
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.conftest import TINY_MODEL
-from tests.support.grammar_texts import allowed, matches
-from tests.support.rpc_child import PanicException
+from tests.support.chats.grammar_texts import allowed, matches
+from tests.support.servers.rpc_child import PanicException
 
 SUM = GrammarTool(
     "sum",

@@ -15,10 +15,10 @@ from moeserve.grammar.spec import GrammarTool, JsonSchema, Messages
 from moeserve.httpserver.generation.chat.chat_formats import formats_of
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from tests.support import grammar_texts
-from tests.support.chat_events import Answer
-from tests.support.family_vocabulary import write_family_model
-from tests.support.solar_template import SOLAR, rendered_in_messages
+from tests.support.chats import grammar_texts
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.solar_template import SOLAR, rendered_in_messages
+from tests.support.models.family_vocabulary import write_family_model
 
 F: Final = GrammarTool("f", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')
 CALL: Final = ("f", {"a": 1})

@@ -19,7 +19,7 @@ from moeserve.grammar.translate import to_grammar
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.conftest import TINY_MODEL
-from tests.support.grammar_texts import allowed, matches, written
+from tests.support.chats.grammar_texts import allowed, matches, written
 
 Schema = dict[str, Any]
 

@@ -19,10 +19,10 @@ from moeserve.httpserver.generation.chat.sections import Sections as SectionToke
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from tests.support import grammar_texts
-from tests.support.chat_events import Answer
-from tests.support.family_vocabulary import write_family_model
-from tests.support.kimi_k3_template import KIMI_K3
+from tests.support.chats import grammar_texts
+from tests.support.chats.chat_events import Answer
+from tests.support.chats.kimi_k3_template import KIMI_K3
+from tests.support.models.family_vocabulary import write_family_model
 
 SCHEMA: Final[dict[str, Any]] = {
     "type": "object",

@@ -15,7 +15,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, Application
 from moeserve.httpserver.transport.api_table import Api, ApiTable
-from tests.support import toy_api
+from tests.support.servers import toy_api
 
 
 def test_it_is_documented_beside_the_others() -> None:

@@ -18,7 +18,7 @@ from moeserve.httpserver.transport import sse
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.sse import send_part
-from tests.support.raw_connection import all_that_comes
+from tests.support.clients.raw_connection import all_that_comes
 
 CHAT: list[Any] = [{"role": "user", "content": "Hi"}]
 Headers = Sequence[tuple[bytes, bytes]]

@@ -15,7 +15,7 @@ from moeserve.httpserver.transport import connection, sliced_connection
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.idle_connections import IdleConnections, network_of
 from moeserve.messages.refusal import Refusal
-from tests.support.raw_connection import all_that_comes, reads_all
+from tests.support.clients.raw_connection import all_that_comes, reads_all
 
 
 def test_a_connection_too_many_gets_json() -> None:

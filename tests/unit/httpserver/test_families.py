@@ -11,9 +11,9 @@ from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.tokenizer.chat_template import ChatTemplate
-from tests.support.deepseek_templates import DEEPSEEK_V31
-from tests.support.family_templates import KIMI, TEMPLATES
-from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS
+from tests.support.chats.deepseek_templates import DEEPSEEK_V31
+from tests.support.chats.family_templates import KIMI, TEMPLATES
+from tests.support.chats.scripted_answers import MESSAGES, PARIS, TOOLS
 
 TOOLS_FOR_TEMPLATE = [
     {"type": "function", "function": {"parameters": {"type": "object"}} | tool["function"]} for tool in TOOLS

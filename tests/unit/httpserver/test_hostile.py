@@ -39,8 +39,8 @@ from moeserve.httpserver.transport.request_model import MAX_VALUES
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import Abort, GenerateBatch, GenerateRequest
-from tests.support.raw_connection import all_that_comes, reads_all
-from tests.support.rpc_child import READY
+from tests.support.clients.raw_connection import all_that_comes, reads_all
+from tests.support.servers.rpc_child import READY
 
 MILLION = 1_000_000
 USER = {"messages": [{"role": "user", "content": "hi"}]}

@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from moeserve.front import lists
 from moeserve.front.file_looks import FileLooks
 from moeserve.httpserver.ollama.models import modified_at
-from tests.support.scripted_models import Script, pool_of
-from tests.support.virtual_time import Clock
+from tests.support.front.scripted_models import Script, pool_of
+from tests.support.router.virtual_time import Clock
 
 STARTED = 86400.0 * 365  # the server, in 1971
 AT_START = "1971-01-01T00:00:00Z"

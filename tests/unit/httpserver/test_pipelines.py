@@ -25,7 +25,7 @@ from moeserve.httpserver.transport.connection import (
 from moeserve.httpserver.transport.held_input import BLANKS_SLICE
 from moeserve.httpserver.transport.sliced_connection import HELD_BYTES
 from moeserve.httpserver.transport.turns import Turns
-from tests.support.raw_connection import all_that_comes, reads_all
+from tests.support.clients.raw_connection import all_that_comes, reads_all
 
 GET = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /x HTTP/1.1\r\nHost: x\r\n"

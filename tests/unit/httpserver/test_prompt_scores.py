@@ -31,7 +31,7 @@ from moeserve.messages.steps import WorkerReady
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.conftest import TINY_MODEL
-from tests.support.engine_messages import logprobs_of
+from tests.support.servers.engine_messages import logprobs_of
 
 PROMPT = list(range(20, 1020))
 SCORES = [logprobs_of(token_id, 3) for token_id in PROMPT[1:]]

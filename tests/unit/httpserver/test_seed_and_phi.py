@@ -10,7 +10,7 @@ import pytest
 from moeserve.chatformat.formats import TOOL_FORMATS, tool_format
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.tokenizer.chat_template import ChatTemplate
-from tests.support.written_answers import read
+from tests.support.chats.written_answers import read
 
 # As it is published, in small: roles, texts, and the tools that a system message has.
 PHI4: Final = (

@@ -9,7 +9,7 @@ import pytest
 
 from moeserve.httpserver.observability import shared_scrape
 from moeserve.httpserver.observability.shared_scrape import SHARE, SharedScrape
-from tests.support.virtual_time import Clock
+from tests.support.router.virtual_time import Clock
 
 COST_S = 0.01
 

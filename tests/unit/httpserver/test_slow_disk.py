@@ -6,7 +6,7 @@ import pytest
 
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.messages.expert_disk import REPORT_S, ExpertDiskCounts
-from tests.support.engine_messages import ready_message
+from tests.support.servers.engine_messages import ready_message
 
 
 def test_health_tells_of_a_slow_disk_while_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from moeserve.httpserver.generation.chat.template_probe import Tools, shapes_of
 from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
 from moeserve.tokenizer.chat_template import ChatTemplate
 from moeserve.tokenizer.errors import TemplateTimeout
-from tests.support.family_templates import TEMPLATES
+from tests.support.chats.family_templates import TEMPLATES
 
 _TURN: Final = (
     "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c | tojson }}]{% endfor %}\n"

@@ -12,7 +12,7 @@ import pytest
 from moeserve.httpserver.transport import metered, turns
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.turns import SHARE, UNPROBING_SHARE, Account, Need, Turns
-from tests.support.virtual_time import Clock
+from tests.support.router.virtual_time import Clock
 
 CLOCK = Clock()
 

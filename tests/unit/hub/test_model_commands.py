@@ -19,7 +19,7 @@ from moeserve.cli import main as cli
 from moeserve.cli.command_line import demonstration_model
 from moeserve.hub import cache
 from moeserve.processes import gpu_driver
-from tests.support.hub_server import COMMIT, Hub, running_hub
+from tests.support.servers.hub_server import COMMIT, Hub, running_hub
 
 REPO = "acme/tiny-GGUF"
 Q8, Q4 = f"{REPO}:tiny-Q8_0.gguf", f"{REPO}:sub/tiny-Q4_K_M-00001-of-00002.gguf"

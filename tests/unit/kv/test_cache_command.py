@@ -8,7 +8,7 @@ import pytest
 
 from moeserve.cli.main import main
 from moeserve.kv.disk.directory import DiskDirectory
-from tests.support.disk_pages import FINGERPRINT, PAGE_BYTES, open_store, write
+from tests.support.router.disk_pages import FINGERPRINT, PAGE_BYTES, open_store, write
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.disk.segment import HEADER_BYTES, MAGIC
 from moeserve.kv.disk.store import PageStore
-from tests.support.disk_pages import FINGERPRINT, PAGE_BYTES, key, open_store, page, write
+from tests.support.router.disk_pages import FINGERPRINT, PAGE_BYTES, key, open_store, page, write
 
 
 def read(store: PageStore, number: int) -> bytes | None:

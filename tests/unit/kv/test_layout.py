@@ -12,7 +12,7 @@ from moeserve.kv.layout import FLOAT16, Q8_0, check_cpu_reads, layout_of
 from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
-from tests.support.model_header import QWEN3_30B_A3B
+from tests.support.models.model_header import QWEN3_30B_A3B
 
 LATENT = LatentAttentionShape(32, 0, 512, 128, 64, 128, 0.07)
 

@@ -16,7 +16,7 @@ from moeserve.kv.window_capacity import window_pool
 from moeserve.launcher.launched_config import pinned
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.attention import AttentionShape
-from tests.support.model_header import QWEN3_30B_A3B
+from tests.support.models.model_header import QWEN3_30B_A3B
 
 WINDOW, CONTEXT, ROWS = 128, 131_072, 512
 LAYERS = tuple(

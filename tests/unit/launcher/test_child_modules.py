@@ -10,7 +10,7 @@ import pytest
 from moeserve.launcher.process_table import LINK, PROCESSES
 from moeserve.launcher.zygote.client import MODULE
 from moeserve.processes.lifecycle import python_environment
-from tests.support.server import REPOSITORY
+from tests.support.servers.server import REPOSITORY
 
 
 @pytest.mark.parametrize("module", [*(f"moeserve.{name}" for name in (*PROCESSES, MODULE)), LINK])

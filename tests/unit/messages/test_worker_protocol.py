@@ -19,8 +19,8 @@ from moeserve.messages.steps import ExpertUse, NewSeq, Row, StepPlan, StepResult
 from moeserve.messages.worker import Worker, WorkerClient, WorkerDied
 from moeserve.router.core.limits import Limits
 from moeserve.router.worker_client import RpycWorker
-from tests.support.in_process_worker import InProcessWorker
-from tests.support.rpc_child import ANSWER, RAISE, ScriptedRunner, child_process
+from tests.support.router.in_process_worker import InProcessWorker
+from tests.support.servers.rpc_child import ANSWER, RAISE, ScriptedRunner, child_process
 
 LIMITS = Limits(256, 4, 128, 64, 100, num_experts=2, experts_per_token=1)
 KINDS = ["process", "runner", "simulated"]

@@ -14,7 +14,7 @@ from moeserve.models.registry import read_shape
 from moeserve.worker.loading.draft_model import open_draft_model
 from tests.conftest import OWN_FIXTURES
 from tests.fuzz.folder_mutations import base_files
-from tests.support.gguf_bytes import Tensor, gguf_bytes
+from tests.support.models.gguf_bytes import Tensor, gguf_bytes
 
 
 def head(path: Path, architecture: str) -> Path:

@@ -11,7 +11,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.sources.gguf import open_gguf
 from tests.conftest import OWN_FIXTURES, family_models
-from tests.support.changed_header import with_number
+from tests.support.models.changed_header import with_number
 
 KIMI = OWN_FIXTURES / "tiny-kimilinear-f16.gguf"
 NEMOTRON = OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf"

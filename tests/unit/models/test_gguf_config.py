@@ -14,8 +14,8 @@ from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import GGUFFile, open_gguf
 from moeserve.models.tensors import check_tensors
-from tests.support.gemma_file import write_gemma
-from tests.support.gguf_bytes import TOKENS, Tensor, gguf_bytes, model_metadata, model_tensors
+from tests.support.models.gemma_file import write_gemma
+from tests.support.models.gguf_bytes import TOKENS, Tensor, gguf_bytes, model_metadata, model_tensors
 
 
 def _model(tmp_path: Path, tensors: list[Tensor] | None = None, **changes: Any) -> GGUFFile:

@@ -14,7 +14,7 @@ from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import TextTokenizer
 from tests.fuzz.folder_mutations import base_files
 from tests.fuzz.gguf_mutations import base_metadata, base_tensors
-from tests.support.gguf_bytes import Tensor, gguf_bytes
+from tests.support.models.gguf_bytes import Tensor, gguf_bytes
 
 
 def gguf(tmp_path: Path, **changes: object) -> Path:

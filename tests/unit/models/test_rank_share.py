@@ -24,8 +24,8 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import check_tensors, model_tensors
 from moeserve.quantization.reference import dequantize
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
-from tests.support.gemma_file import write_gemma
-from tests.support.model_header import qwen3moe, write_header
+from tests.support.models.gemma_file import write_gemma
+from tests.support.models.model_header import qwen3moe, write_header
 
 NOT_DIVIDED = {"step35-q4_k_m": "gates", "mimo2-q4_k_m": "widths", "kimilinear-f16": "Kimi Delta Attention",
                "nemotronhmoe-f16": "Mamba-2", "granitehybrid-f16": "Mamba-2", "nemotronh-f16": "Mamba-2",

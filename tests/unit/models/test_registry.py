@@ -9,7 +9,7 @@ import pytest
 from moeserve.models.errors import ModelError
 from moeserve.models.registry import FAMILIES, read_shape
 from moeserve.models.sources.gguf import open_gguf
-from tests.support.gguf_bytes import Tensor, gguf_bytes
+from tests.support.models.gguf_bytes import Tensor, gguf_bytes
 
 
 def test_each_architecture_has_its_own_family() -> None:

@@ -12,8 +12,8 @@ from moeserve.cli.plan import command
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.skipped_layers import SkippedLayers, skipped_layers
 from moeserve.models.sources.gguf import open_gguf
-from tests.support.gguf_bytes import Tensor, gguf_bytes, model_metadata, model_tensors
-from tests.support.plan_command import RATES
+from tests.support.models.gguf_bytes import Tensor, gguf_bytes, model_metadata, model_tensors
+from tests.support.router.plan_command import RATES
 
 HEAD = Tensor("blk.2.nextn.eh_proj.weight", (64, 32))
 NORM = Tensor("blk.2.nextn.enorm.weight", (32,))

@@ -17,7 +17,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.models.sources.gguf.dummy import open_dummy
-from tests.support.gguf_bytes import Tensor, gguf_bytes
+from tests.support.models.gguf_bytes import Tensor, gguf_bytes
 
 ROWS, COLS = 50, 32
 

@@ -15,7 +15,7 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
-from tests.support.placement_world import gpu, gpu_bytes, model
+from tests.support.router.placement_world import gpu, gpu_bytes, model
 
 EVERYTHING = 4096  # MiB: more than any model here takes
 

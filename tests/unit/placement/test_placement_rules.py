@@ -16,7 +16,7 @@ from moeserve.config.units import MIB
 from moeserve.errors import ConfigError
 from moeserve.placement import Gpu, Placement, PlacementOptions, place
 from moeserve.placement.rules import Rules
-from tests.support.placement_world import gpu, model, rules
+from tests.support.router.placement_world import gpu, model, rules
 
 GPU = gpu(4096)
 

@@ -16,7 +16,7 @@ from moeserve.placement.step_tokens import (
     SHARE_OF_EXPERT_RAM,
     step_tokens,
 )
-from tests.support.model_header import qwen3moe
+from tests.support.models.model_header import qwen3moe
 
 DOCS = Path(__file__).parents[3] / "docs"
 SHAPE = qwen3moe()

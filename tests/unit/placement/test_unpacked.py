@@ -18,8 +18,8 @@ from moeserve.placement import ModelSizes, PlacementOptions, place
 from moeserve.placement.options import placement_options, with_unpacked_beside_kv
 from moeserve.placement.unpacked import check_unpacked
 from tests.conftest import TINY_MODEL
-from tests.support.model_header import qwen3moe
-from tests.support.placement_world import gpu, model
+from tests.support.models.model_header import qwen3moe
+from tests.support.router.placement_world import gpu, model
 
 OF_LAYER = 32 * MIB
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moeserve.cli.plan import command
-from tests.support.plan_command import RATES
+from tests.support.router.plan_command import RATES
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from moeserve.placement.expert_cache.generate import LOCAL, generate
 from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, write_trace
-from tests.support.model_header import qwen3moe
-from tests.support.placement_world import model
+from tests.support.models.model_header import qwen3moe
+from tests.support.router.placement_world import model
 
 LAYERS = 24  # enough exchanges that the policy soon knows whether they pay
 SHAPE = qwen3moe(num_layers=LAYERS, context_length=4096, vocab_size=1000)

@@ -20,7 +20,7 @@ from moeserve.placement.expert_cache.replay_disk import replay_disk
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, write_trace
 from moeserve.placement.expert_ram import READER_BYTES, dense_bytes, expert_bytes
 from moeserve.placement.sizes import ModelSizes
-from tests.support.plan_command import fails, run
+from tests.support.router.plan_command import fails, run
 
 TOKENS = 200
 

@@ -25,13 +25,13 @@ from moeserve.placement.step_tokens import step_tokens
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.tower_memory import cpu_bytes, gpu_bytes, takes_block_float
 from tests.conftest import TINY_MODEL
-from tests.support.gemma_file import write_gemma
-from tests.support.model_header import QWEN3_30B_A3B
-from tests.support.peft_files import SHAPE
-from tests.support.peft_files import write as write_peft
-from tests.support.picture_fixture import MODEL as PICTURED
-from tests.support.picture_fixture import TOWER
-from tests.support.plan_command import fails, run
+from tests.support.models.gemma_file import write_gemma
+from tests.support.models.model_header import QWEN3_30B_A3B
+from tests.support.models.peft_files import SHAPE
+from tests.support.models.peft_files import write as write_peft
+from tests.support.pictures.picture_fixture import MODEL as PICTURED
+from tests.support.pictures.picture_fixture import TOWER
+from tests.support.router.plan_command import fails, run
 
 
 @pytest.mark.usefixtures("no_measuring")

@@ -8,8 +8,8 @@ import pytest
 
 from moeserve.config.units import GIB
 from tests.conftest import TINY_MODEL
-from tests.support.model_header import qwen3moe, write_header
-from tests.support.plan_command import fails, run
+from tests.support.models.model_header import qwen3moe, write_header
+from tests.support.router.plan_command import fails, run
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
 TINY = ("--model", str(TINY_MODEL), "--gpu-memory", "4", "--ram", "4", "--gpus", "2")

@@ -16,7 +16,7 @@ from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.processes.resident_memory import COMMON_BYTES
-from tests.support.plan_command import fails, run
+from tests.support.router.plan_command import fails, run
 
 
 @pytest.fixture

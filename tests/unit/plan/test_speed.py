@@ -16,8 +16,8 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, Prefill, place
 from moeserve.placement.expert_cache.replay import StepUse
-from tests.support.model_header import qwen3moe, write_header
-from tests.support.placement_world import model
+from tests.support.models.model_header import qwen3moe, write_header
+from tests.support.router.placement_world import model
 
 RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
 

@@ -17,7 +17,7 @@ from moeserve.remote.frames import Welcome
 from moeserve.remote.gate import Gate, NotServing, WorkerDoor
 from moeserve.remote.tls import gate_context
 from moeserve.remote.tls_files import TlsFiles
-from tests.support.worker_host import make_certificates
+from tests.support.servers.worker_host import make_certificates
 
 READY = WorkerReady(256, 4, 128, 1000, 1, 2, "none")
 FINGERPRINT = "the model's"

@@ -17,8 +17,8 @@ from moeserve.remote.channel import LOST_S, ConnectionLost
 from moeserve.remote.frames import Kind, Welcome, decode_end, decode_welcome, encode_frame
 from moeserve.remote.tls import link_context
 from moeserve.remote.tls_files import TlsFiles
-from tests.support.gate_frames import SILENCE_S, channel_to, frames_of
-from tests.support.waiting import within
+from tests.support.clients.gate_frames import SILENCE_S, channel_to, frames_of
+from tests.support.servers.waiting import within
 from tests.unit.remote.conftest import FINGERPRINT, READY, RunningGate, files
 
 

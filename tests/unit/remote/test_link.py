@@ -32,9 +32,9 @@ from moeserve.remote.link import Link
 from moeserve.router.replacement import LinkedWorkers
 from moeserve.router.worker_client import RpycWorker
 from tests.processes.rpc_world import plan, results
-from tests.support.delay_proxy import DelayProxy
-from tests.support.rpc_child import FLOOD, HELD, RAISE, READY, SLEEP, child_process, let_go
-from tests.support.waiting import within
+from tests.support.faults.delay_proxy import DelayProxy
+from tests.support.servers.rpc_child import FLOOD, HELD, RAISE, READY, SLEEP, child_process, let_go
+from tests.support.servers.waiting import within
 from tests.unit.remote.conftest import READY as GATES_READY
 from tests.unit.remote.conftest import RunningGate
 

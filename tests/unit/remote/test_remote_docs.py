@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from moeserve.remote.frames import Kind
-from tests.support.gate_frames import channel_to, frames_of
+from tests.support.clients.gate_frames import channel_to, frames_of
 from tests.unit.remote.conftest import RunningGate
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "remote-worker.md"

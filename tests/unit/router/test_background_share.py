@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from moeserve.messages.schema import BACKGROUND_PRIORITY
-from tests.support.router_world import request
-from tests.support.virtual_engine import Stream, VirtualEngine
+from tests.support.router.router_world import request
+from tests.support.router.virtual_engine import Stream, VirtualEngine
 
 STREAMS = 8
 

@@ -10,8 +10,8 @@ import pytest
 
 from moeserve.messages.steps import CONTINUES, MeasuredStep, Row, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
-from tests.support.checking_worker import WRONG_DRAFT
-from tests.support.router_world import World, request
+from tests.support.router.checking_worker import WRONG_DRAFT
+from tests.support.router.router_world import World, request
 
 ANSWER = 440
 

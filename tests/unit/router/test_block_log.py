@@ -14,8 +14,8 @@ from moeserve.router.core.memory.block_log import BlockLog, block_hash
 from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Namespace
-from tests.support.kv_subscriber import Subscriber
-from tests.support.radix_trees import SHARED, AgainstADictionary, packed
+from tests.support.clients.kv_subscriber import Subscriber
+from tests.support.router.radix_trees import SHARED, AgainstADictionary, packed
 
 EXTRA_KEYS = {
     SHARED: (),

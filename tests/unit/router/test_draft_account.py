@@ -20,8 +20,8 @@ from moeserve.router.core.policy.draft_account import (
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.router.core.policy.step_cost import StepCost, StepShape
 from moeserve.router.core.request import DraftRecord
-from tests.support.router_world import World, request
-from tests.support.step_durations import both, computes, waits_for_weights
+from tests.support.router.router_world import World, request
+from tests.support.router.step_durations import both, computes, waits_for_weights
 
 ANSWER = 400
 

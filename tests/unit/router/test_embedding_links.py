@@ -11,7 +11,7 @@ from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.schema import GenerateRequest, RequestError
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.router.embedding_links import EmbeddingLinks
-from tests.support.router_world import request
+from tests.support.router.router_world import request
 
 ROW = 8
 

@@ -12,7 +12,7 @@ import msgspec
 
 from moeserve.messages.steps import Sampled, StepPlan, StepResult
 from moeserve.router.core.policy.grammar_turns import MOST_CREDIT_MS, SHARE_BESIDE_OTHERS
-from tests.support.router_world import World, final_item, make_world, request
+from tests.support.router.router_world import World, final_item, make_world, request
 
 STEP_MS = 3.0
 

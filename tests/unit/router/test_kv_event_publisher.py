@@ -14,7 +14,7 @@ from moeserve.errors import ConfigError
 from moeserve.messages.kv_events import BlockRemoved, KvEvent
 from moeserve.router import kv_event_publisher
 from moeserve.router.kv_event_publisher import REPLAY_END, KvEventPublisher
-from tests.support.kv_subscriber import decode
+from tests.support.clients.kv_subscriber import decode
 
 
 class Gateway:

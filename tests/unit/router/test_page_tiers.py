@@ -6,8 +6,8 @@ from array import array
 
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.tiers.page_keys import page_keys
-from tests.support.router_world import World, final_item, make_world, request
-from tests.support.virtual_tiers import VirtualTiers
+from tests.support.router.router_world import World, final_item, make_world, request
+from tests.support.router.virtual_tiers import VirtualTiers
 
 PAGE = 4
 PROMPT = list(range(1000, 1103))

@@ -20,8 +20,8 @@ from moeserve.router.core.memory.radix_node import Namespace
 from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.router.core.policy.preemption import PREEMPTIBLE
 from moeserve.router.core.tiers.page_keys import page_keys
-from tests.support.prompt_spans import PLACEHOLDER, TEXT, ask, cached, live_on, span
-from tests.support.router_world import World, request
+from tests.support.pictures.prompt_spans import PLACEHOLDER, TEXT, ask, cached, live_on, span
+from tests.support.router.router_world import World, request
 
 ROW = 256  # bytes of an embedding
 SHARED: Namespace = ("", "")

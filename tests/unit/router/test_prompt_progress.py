@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moeserve.messages.schema import PrefillProgress
 from moeserve.router.core.limits import Limits
-from tests.support.router_world import World, request
+from tests.support.router.router_world import World, request
 
 
 def make(num_kv_slots: int = 1000, max_num_batched_tokens: int = 10) -> World:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings as lives
 
 from moeserve.router.core.memory.radix_cache import RadixCache
-from tests.support.radix_trees import SHARED, AgainstADictionary, packed
+from tests.support.router.radix_trees import SHARED, AgainstADictionary, packed
 
 
 class TestAgainstADictionary(AgainstADictionary.TestCase):  # type: ignore[misc, valid-type]  # made by hypothesis

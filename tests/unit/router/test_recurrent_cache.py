@@ -9,7 +9,7 @@ import pytest
 
 from moeserve.messages.schema import DetokenizeEnd, RequestError
 from moeserve.router.core.limits import Limits
-from tests.support.conversations import (
+from tests.support.router.conversations import (
     END_OF_TURN,
     WAYS_TO_TALK,
     Conversation,
@@ -22,7 +22,7 @@ from tests.support.conversations import (
     talk,
     text,
 )
-from tests.support.router_world import World, request, rows_of
+from tests.support.router.router_world import World, request, rows_of
 
 
 def make(**limits: object) -> World:

@@ -16,9 +16,9 @@ from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestErro
 from moeserve.router.core.beams.beam_search import BeamSearch
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.window_memory import least_slots
-from tests.support.beams import Wanted, requests
-from tests.support.checking_worker import STOP_TOKEN, ints, top_tokens
-from tests.support.router_world import World, final_error, final_item, make_world, request, rows_of
+from tests.support.router.checking_worker import STOP_TOKEN, ints, top_tokens
+from tests.support.router.router_world import World, final_error, final_item, make_world, request, rows_of
+from tests.support.worker.beams import Wanted, requests
 
 PROMPT = [5, 6, 7, 8, 9]
 

@@ -9,8 +9,8 @@ import pytest
 
 from moeserve.messages.schema import DetokenizeEnd, RequestError, TokensItem
 from moeserve.router.core.limits import Limits
-from tests.support.checking_worker import STOP_TOKEN
-from tests.support.router_world import World, request
+from tests.support.router.checking_worker import STOP_TOKEN
+from tests.support.router.router_world import World, request
 
 PROMPT = list(range(1000, 1040))
 

@@ -14,8 +14,8 @@ from moeserve.messages.steps import Sampled, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.core.steps.plans_in_flight import ProtocolError
-from tests.support.checking_worker import STOP_TOKEN
-from tests.support.router_world import final_error, final_item, make_world, request, rows_of
+from tests.support.router.checking_worker import STOP_TOKEN
+from tests.support.router.router_world import final_error, final_item, make_world, request, rows_of
 
 # -------------------------------------------------------------------- endings
 

@@ -8,8 +8,8 @@ from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import RequestError
 from moeserve.router.core.policy.back_pressure import LEAST_WAIT_S
 from moeserve.router.core.policy.fair_share import CREDIT, FairShare
-from tests.support.router_world import request
-from tests.support.virtual_engine import Stream, VirtualEngine
+from tests.support.router.router_world import request
+from tests.support.router.virtual_engine import Stream, VirtualEngine
 
 
 def percentile(values: list[float], share: float) -> float:

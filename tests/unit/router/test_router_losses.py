@@ -8,8 +8,8 @@ import msgspec
 
 from moeserve.messages.schema import Resumed
 from moeserve.messages.steps import StepPlan
-from tests.support.checking_worker import STOP_TOKEN
-from tests.support.router_world import World, final_error, final_item, make_world, request
+from tests.support.router.checking_worker import STOP_TOKEN
+from tests.support.router.router_world import World, final_error, final_item, make_world, request
 
 
 def run_with_poison(world: World, poison: int, at: int = 0, *, by_itself: bool = True) -> int:

@@ -15,8 +15,8 @@ from moeserve.router.core.policy.pace import LEAST_CHUNK, SHORT_ODDS, Pace
 from moeserve.router.core.policy.step_cost import StepCost, StepShape
 from moeserve.router.core.request import SECONDS_PER_PRIORITY
 from tests.support.nightly import nightly_after
-from tests.support.router_world import request
-from tests.support.virtual_engine import (
+from tests.support.router.router_world import request
+from tests.support.router.virtual_engine import (
     EXPERTS_PER_TOKEN,
     NUM_EXPERTS,
     Stream,

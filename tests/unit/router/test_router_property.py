@@ -21,9 +21,9 @@ from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import RequestError
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
-from tests.support.router_lives import EVENT, Event, crowded_events, live
-from tests.support.router_world import World
-from tests.support.virtual_tiers import VirtualTiers
+from tests.support.router.router_lives import EVENT, Event, crowded_events, live
+from tests.support.router.router_world import World
+from tests.support.router.virtual_tiers import VirtualTiers
 
 LIMITS = st.builds(
     Limits,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.checking_worker import STOP_TOKEN
-from tests.support.router_world import final_error, final_item, make_world, request, rows_of
+from tests.support.router.checking_worker import STOP_TOKEN
+from tests.support.router.router_world import final_error, final_item, make_world, request, rows_of
 
 # -------------------------------------------------------------------- batching
 

@@ -12,7 +12,7 @@ from moeserve.kv.slot_kinds import SPARE_SLOTS, kinds_of_blocks, num_slot_number
 from moeserve.messages.slot_kinds import SlotKind
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.token_pool import PoolExhausted
-from tests.support.router_world import World, request
+from tests.support.router.router_world import World, request
 
 BLOCK, MOST = 8, 8
 

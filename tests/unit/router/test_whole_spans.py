@@ -10,8 +10,8 @@ import pytest
 from moeserve.messages.schema import GenerateRequest, RequestError
 from moeserve.messages.steps import CONTINUES, StepPlan
 from moeserve.router.core.limits import Limits
-from tests.support.prompt_spans import TEXT, ask, cached, live_on, span
-from tests.support.router_world import World
+from tests.support.pictures.prompt_spans import TEXT, ask, cached, live_on, span
+from tests.support.router.router_world import World
 
 
 class WholeWorld(World):

@@ -11,7 +11,8 @@ import pytest
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import window_spacing
 from moeserve.router.core.memory.window_memory import least_slots
-from tests.support.conversations import (
+from tests.support.nightly import nightly_after
+from tests.support.router.conversations import (
     WAYS_TO_TALK,
     Conversation,
     ask,
@@ -22,8 +23,7 @@ from tests.support.conversations import (
     talk,
     text,
 )
-from tests.support.nightly import nightly_after
-from tests.support.router_world import World, request
+from tests.support.router.router_world import World, request
 
 WINDOW, SEQS, STEP = 128, 8, 512
 LEAST = least_slots(WINDOW, SEQS, STEP)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.router.core.memory.window_memory import least_slots
-from tests.support.router_lives import EVENT, Event, crowded_events, live
-from tests.support.router_world import World
+from tests.support.router.router_lives import EVENT, Event, crowded_events, live
+from tests.support.router.router_world import World
 
 
 def limits_of(window: int, spare: int, **others: Any) -> Limits:

@@ -14,7 +14,7 @@ from moeserve.cli.run.client import ChatClient, address_of
 from moeserve.cli.run.events import ChatError, Event, Piece, Waiting
 from moeserve.cli.running_server import models_at, opener_of
 from moeserve.errors import UserError
-from tests.support.raw_server import piece, raw_server, stream_of
+from tests.support.clients.raw_server import piece, raw_server, stream_of
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "stream": True}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"

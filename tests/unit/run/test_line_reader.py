@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from moeserve.cli.run.line_reader import Entry, LineReader
-from tests.support.server import clean_environment
-from tests.support.terminal import Terminal
+from tests.support.clients.terminal import Terminal
+from tests.support.servers.server import clean_environment
 
 
 def typed(*lines: str) -> tuple[Callable[[str], str], list[str]]:

@@ -16,7 +16,7 @@ from moeserve.cli.workload.shapes import PRESETS, WorkloadShape, generate
 from moeserve.cli.workload.trace import Session, Turn, Workload
 from moeserve.messages.steps import MeasuredStep
 from tests.support.nightly import nightly_after
-from tests.support.simulation import NOTHING_ELSE, TEN_MS, limits, ms, simulate, single
+from tests.support.router.simulation import NOTHING_ELSE, TEN_MS, limits, ms, simulate, single
 
 GROWING = StepTime("grows", [0, 1], [0.010, 0.0105], decode_context=1e-8, prefill_pairs=1e-9)
 USUAL = Timing(frontend=0.002, reply=0.001, hop=0.0005, gap=0.0002)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moeserve.cli.simulate.step_time import StepTime
 from moeserve.cli.simulate.worker import Timing
 from moeserve.cli.workload.trace import Session, Turn, Workload
-from tests.support.simulation import ms, simulate, single
+from tests.support.router.simulation import ms, simulate, single
 
 INSTANT = StepTime("a nanosecond", [0, 1], [1e-9, 1e-9])
 CONNECTS = Timing(frontend=0.002, reply=0, hop=0, gap=0, connect=0.010)

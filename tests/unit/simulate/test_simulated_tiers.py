@@ -13,7 +13,7 @@ from moeserve.cli.simulate.tiers import TierModel
 from moeserve.cli.simulate.worker import Timing
 from moeserve.cli.workload.shapes import WorkloadShape, generate
 from moeserve.messages.pages import Tier, TierCounts
-from tests.support.simulation import NOTHING_ELSE, TEN_MS, limits, ms, simulate, single
+from tests.support.router.simulation import NOTHING_ELSE, TEN_MS, limits, ms, simulate, single
 
 # Four conversations in a pool that holds one: each turn finds others' KV in its place.
 CROWDED = generate(WorkloadShape(input_len=320, output_len=32, num_turns=5, think_time=4.0), 20, 1.0, 1.0, 2)

@@ -16,9 +16,9 @@ from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateMissing, Vocabulary
 from moeserve.tokenizer.chat_template import ChatTemplate
 from tests.conftest import TINY_MODEL
-from tests.support.gguf_bytes import gguf_bytes, model_metadata
-from tests.support.rendering import render_now
-from tests.support.template_conversations import CONVERSATIONS, TOOLS, USER
+from tests.support.chats.rendering import render_now
+from tests.support.chats.template_conversations import CONVERSATIONS, TOOLS, USER
+from tests.support.models.gguf_bytes import gguf_bytes, model_metadata
 
 
 @pytest.fixture(scope="module")

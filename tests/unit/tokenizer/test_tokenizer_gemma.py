@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from tests.support.gemma_tokens import BYTES, CONTROLS, CORPUS, TEXTS, USER_DEFINED, theirs
-from tests.support.gguf_bytes import gguf_bytes, model_metadata
+from tests.support.models.gemma_tokens import BYTES, CONTROLS, CORPUS, TEXTS, USER_DEFINED, theirs
+from tests.support.models.gguf_bytes import gguf_bytes, model_metadata
 
 
 def ours(path: Path, tokenizer: Tokenizer, **changes: object) -> TextTokenizer:

@@ -20,7 +20,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.conftest import OWN_FIXTURES
-from tests.support.gguf_bytes import gguf_bytes, model_metadata
+from tests.support.models.gguf_bytes import gguf_bytes, model_metadata
 
 GIVEN: dict[str, Any] = json.loads((OWN_FIXTURES / "sentencepiece.json").read_text())
 

@@ -15,7 +15,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import TextTokenizer
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
-from tests.support.gguf_bytes import MERGES, TOKENS, gguf_bytes, model_metadata
+from tests.support.models.gguf_bytes import MERGES, TOKENS, gguf_bytes, model_metadata
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer

@@ -11,7 +11,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import TextTokenizer, Vocabulary
 from moeserve.tokenizer.vocabulary import byte_alphabet
-from tests.support.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata
+from tests.support.models.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata
 
 
 def _vocabulary(tmp_path: Path, **changes: Any) -> Vocabulary:

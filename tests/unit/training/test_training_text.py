@@ -12,7 +12,7 @@ from moeserve.cli.command_line import demonstration_model
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.chat_template import ChatTemplate
 from tests.conftest import TINY_MODEL
-from tests.support.template_conversations import CONVERSATIONS
+from tests.support.chats.template_conversations import CONVERSATIONS
 from training.shape import CHAT_TEMPLATE, SHAPE
 from training.text import arithmetic, requests
 from training.text.mixture import example

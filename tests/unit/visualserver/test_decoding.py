@@ -18,7 +18,7 @@ from moeserve.processes.sandbox import parent
 from moeserve.visualserver.media_decoder import PictureError
 from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import StretchRule
-from tests.support.broken_pictures import broken, file_of, whole_files
+from tests.support.pictures.broken_pictures import broken, file_of, whole_files
 
 RULE = StretchRule(32, 1024, 4194304)
 

@@ -10,7 +10,7 @@ from moeserve.visualserver.picture_bounds import PictureBounds
 from moeserve.visualserver.picture_size import StretchRule
 from moeserve.visualserver.shapes.gemma3 import Gemma3Shape
 from moeserve.visualserver.shapes.shape import PixelScale
-from tests.support.random_tower import QWEN36
+from tests.support.pictures.random_tower import QWEN36
 
 AREA = 32 * 32  # a token's pixels
 GEMMA3 = Gemma3Shape(

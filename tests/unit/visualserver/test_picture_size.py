@@ -11,7 +11,7 @@ from moeserve.cli.command_line import find_tower
 from moeserve.errors import ConfigError
 from moeserve.visualserver.picture_size import LargestRule, StretchRule
 from moeserve.visualserver.tower_file import open_tower
-from tests.support.picture_fixture import GEMMA_TOWER, MODEL, TOWER
+from tests.support.pictures.picture_fixture import GEMMA_TOWER, MODEL, TOWER
 
 RULES = (StretchRule(32, 8192, 4194304), StretchRule(32, 65536, 16777216), StretchRule(32, 8192, 256 * 1024))
 

@@ -21,7 +21,7 @@ from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import FrameRule
 from moeserve.visualserver.video_decoder import VideoDecoder
 from moeserve.visualserver.video_frames import Video
-from tests.support.video_file import av, video_file
+from tests.support.pictures.video_file import av, video_file
 
 RULE = FrameRule(32, 4096, 2 * 4096 * 1024, 768 * 1024)
 SHADES = [8 * index for index in range(30)]

@@ -1,5 +1,5 @@
 // The list of quantization types, one row each. Names, sizes, panels, packing, dequantisation and the kernels'
-// unpacking all follow from it. moeserve/quantization/table.py has the same rows; tests/kernels/test_quant_types.py
+// unpacking all follow from it. moeserve/quantization/table.py has the same rows; tests/kernels/quantization/test_quant_types.py
 // compares the two. A new type is a row here. A new way to store scales also needs a case in `group_scale`
 // (formats.cpp) and in `Format<T>::scales` (format_traits.inl); a new code table also needs its levels below.
 #pragma once

@@ -3,7 +3,7 @@
 //
 // A product of one token waits for memory, and how fast a core reads depends on more than the width of its registers:
 // two Zen 4 cores read Q8_0 a third faster with AVX2's loads than with AVX-512's, which compute eight tokens faster, and
-// in order faster still. All give the same bits (tests/kernels/test_isa.py).
+// in order faster still. All give the same bits (tests/kernels/pool/test_isa.py).
 #pragma once
 
 #include <map>

@@ -24,9 +24,9 @@ from moeserve.httpserver.batches.store import BatchStore
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.keys import ApiKeys
-from tests.support.scripted_models import Script, pool_of
-from tests.support.socket_models import Life, socket_pool
-from tests.support.virtual_time import Clock
+from tests.support.front.scripted_models import Script, pool_of
+from tests.support.front.socket_models import Life, socket_pool
+from tests.support.router.virtual_time import Clock
 
 MANY = 24
 AT_ONCE = 8

@@ -12,7 +12,7 @@ import pytest
 from moeserve.httpserver.documents import pdf_reader
 from moeserve.httpserver.documents.pdf_reader import PdfError, PdfReader
 from moeserve.processes.sandbox import parent
-from tests.support.pdf_files import SONG, write_pdf
+from tests.support.clients.pdf_files import SONG, write_pdf
 
 BOOK = write_pdf([f"Page {number} tells of foxes." for number in range(5)])
 

@@ -20,8 +20,8 @@ from moeserve.models.adapters.peft_config import CONFIG_FILE
 from moeserve.models.adapters.products import most_tensors, products_of
 from moeserve.models.adapters.read_peft import WEIGHTS_FILE
 from moeserve.models.interface import ModelShape
-from tests.support.gguf_adapters import write as write_gguf
-from tests.support.peft_files import GATE, GOOD, PREFIX, SHAPE, write
+from tests.support.models.gguf_adapters import write as write_gguf
+from tests.support.models.peft_files import GATE, GOOD, PREFIX, SHAPE, write
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from moeserve.models.adapters.open import open_adapter
 from moeserve.models.adapters.products import products_of
 from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.sources.gguf import names as n
-from tests.support.gguf_adapters import ATTENTION, Arrays, write
-from tests.support.peft_files import GATE, SHAPE, Q
-from tests.support.peft_files import write as write_peft
+from tests.support.models.gguf_adapters import ATTENTION, Arrays, write
+from tests.support.models.peft_files import GATE, SHAPE, Q
+from tests.support.models.peft_files import write as write_peft
 
 RANK = 2
 DOWN = products_of(SHAPE, 0)[n.FFN_DOWN_EXPS]

@@ -15,7 +15,7 @@ from moeserve.models.adapters.modules import parse_modules, resolve_modules
 from moeserve.models.adapters.peft_names import FUSED_EXPERTS, Place, place_of
 from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.sources.gguf import names as n
-from tests.support.peft_files import GATE, GOOD, PREFIX, SHAPE, Arrays, Q, pair, write
+from tests.support.models.peft_files import GATE, GOOD, PREFIX, SHAPE, Arrays, Q, pair, write
 
 
 @pytest.mark.parametrize(

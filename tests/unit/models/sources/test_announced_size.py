@@ -16,7 +16,7 @@ from moeserve.launcher.short_files import refuse_short_files
 from moeserve.models.sources import announced_size
 from moeserve.models.sources.announced_size import cut_short
 from moeserve.models.sources.gguf import GGUFError, open_gguf
-from tests.support.gguf_bytes import Tensor, gguf_bytes
+from tests.support.models.gguf_bytes import Tensor, gguf_bytes
 
 FIXTURES = sorted((Path(__file__).resolve().parents[3] / "fixtures").glob("*.gguf"))
 METADATA = {"a": 1, "b": "text", "c": ["x", "yz"], "d": [1.0, 2.0], "e": True, "general.alignment": 64}

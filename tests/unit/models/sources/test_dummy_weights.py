@@ -14,7 +14,7 @@ from moeserve.models.sources.gguf import GGUFError, open_gguf
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.dummy import open_dummy, std_of
 from tests.conftest import OWN_FIXTURES
-from tests.support.header_only import write_header_only
+from tests.support.models.header_only import write_header_only
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from moeserve.models.sources.huggingface.tokenizer_json import read_tokenizer
 from moeserve.models.sources.huggingface.wrapped_text import text_config
 from moeserve.tokenizer.vocabulary import Vocabulary
 from tests.fuzz.folder_mutations import base_files
-from tests.support.gguf_bytes import TOKENS
+from tests.support.models.gguf_bytes import TOKENS
 
 TURN, TEXT, A, B = (TOKENS.index(piece) for piece in ("<|im_end|>", "<|endoftext|>", "a", "b"))
 

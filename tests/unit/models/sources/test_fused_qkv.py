@@ -9,7 +9,15 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 
 from moeserve.models.sources.gguf import GGUFFile, open_gguf
-from tests.support.gguf_bytes import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Tensor, gguf_bytes, model_metadata
+from tests.support.models.gguf_bytes import (
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    Tensor,
+    gguf_bytes,
+    model_metadata,
+)
 
 Q8_0 = GGMLQuantizationType.Q8_0
 ROWS = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}

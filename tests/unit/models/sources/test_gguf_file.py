@@ -18,7 +18,7 @@ from moeserve.models.errors import SettingError
 from moeserve.models.sources.gguf import GGUFError, StringArray, open_gguf
 from moeserve.models.sources.gguf.value_types import ValueType
 from moeserve.models.sources.regular_file import FileVersion, drop_cached
-from tests.support.gguf_bytes import Tensor, gguf_bytes
+from tests.support.models.gguf_bytes import Tensor, gguf_bytes
 
 
 def test_tensors_are_those_that_gguf_py_reads(tiny_model: Path) -> None:

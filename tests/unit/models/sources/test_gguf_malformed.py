@@ -12,7 +12,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from moeserve.models.sources.gguf import GGUFError, GGUFFile, open_gguf
-from tests.support.gguf_bytes import Tensor, gguf_bytes, string, value
+from tests.support.models.gguf_bytes import Tensor, gguf_bytes, string, value
 
 Q = GGMLQuantizationType
 U32 = struct.Struct("<I")

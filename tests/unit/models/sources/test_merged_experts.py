@@ -10,7 +10,7 @@ import pytest
 
 from moeserve.models.sources.gguf import GGUFError, open_gguf
 from moeserve.models.sources.gguf.dummy import open_dummy
-from tests.support.gguf_bytes import Tensor, gguf_bytes
+from tests.support.models.gguf_bytes import Tensor, gguf_bytes
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 WEIGHT = Tensor("blk.1.ffn_gate_up_exps.weight", (64, 6, 3), Q8_0)  # 3 experts of 3 + 3 rows
