@@ -68,7 +68,7 @@ def _check_tasks() -> None:
     if left is not None and left < needed:
         raise ConfigError(
             f"the control group allows {left} more processes and threads, and a server needs {needed} at least: raise "
-            "the limit (--pids-limit of Docker, TasksMax= of systemd, podPidsLimit of Kubernetes)"
+            "the limit (pids_limit of Docker Compose, TasksMax= of systemd, podPidsLimit of Kubernetes)"
         )
     _, most = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() != 0 and most != resource.RLIM_INFINITY and most < needed:  # root has no such limit
