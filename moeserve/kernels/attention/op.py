@@ -131,7 +131,9 @@ def decode_attention(
     n, (kv_heads, dim), v_dim = len(q), keys.shape[1:], values.shape[2]
     for norm in () if new is None else (new.q_norm, new.k_norm):
         if norm is not None and len(norm) != dim:
-            raise ValueError(f"a norm of {len(norm)} columns, not of a head's {dim}: rope_store makes it")
+            raise ValueError(
+                f"a norm of {len(norm)} columns, not of a head's {dim}: compute it with rope_store before"
+            )
     heads = q.shape[1] // dim
     is_plain = not score_cap and takes_shares(
         heads // kv_heads, keys, values, new, n, sees_ahead=ends is not None

@@ -168,5 +168,7 @@ def keep_keys(keys: WindowKeys, positions: Tensor, sequences: StepSequences) -> 
 def _rotary(angles: RowAngles, dim: int) -> int:
     rotary = 2 * angles.cos.shape[1]
     if rotary > dim or (dim - rotary) % 2:
-        raise ValueError(f"the last {rotary} numbers of a head of {dim} are not pairs of neighbours")
+        raise ValueError(
+            f"a head of {dim} numbers, the last {rotary} rotated in pairs: both must be even, {dim} at least {rotary}"
+        )
     return rotary

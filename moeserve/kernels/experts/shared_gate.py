@@ -15,8 +15,9 @@ def shared_gate_kernel(
     x, weight, count, weights, ids,
     COLS: tl.constexpr, STRIDE: tl.constexpr, IDS_STRIDE: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i of x [n, COLS]. For i < count[0]: weights[i * STRIDE] = sigmoid(weight . x[i]), or 1
-    without weight float32 [COLS]. ids int32, optional: ids[i * IDS_STRIDE] = 0 for these rows, -1 for the others."""
+    """Computes weights[i * STRIDE] = sigmoid(weight . x[i]), or 1 without weight float32 [COLS], for rows i < count[0]
+    of x [n, COLS]. A program per row of x. ids int32, optional: ids[i * IDS_STRIDE] = 0 for these rows, -1 for the
+    others."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -76,8 +76,8 @@ def box_layout(blocks):
 
 @triton.constexpr_function
 def code_memory(blocks, is_gated):
-    """Words of codes [64, 4 parts, 2 * blocks, 4] in two boxes: the first and the last 32 rows; gated, two matrices'
-    rows, which take turns by eight."""
+    """Returns the layout in shared memory of words of codes [64 rows, 4 parts, 2 * blocks, 4]. They are in two boxes:
+    the first and the last 32 rows; with is_gated the rows of two matrices, eight of each in turn."""
     word, k_block = axis(3, 4, [1, 2]), axis(2, 4, powers(1, 2 * blocks))
     # TMA exchanges pieces of 16 bytes by bit 7 of their place, and by bit 8 if rows have more than two.
     second, third = (0, 1) if blocks == 1 else (1, 2)

@@ -38,8 +38,10 @@ def by_word(values, KB: tl.constexpr):
 def quad_scales(
     scales, supers, selectors, r, first, q, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr
 ):
-    """Returns, for rows r [BN] from K block `first` on, [BN, KB] each: the words with scales and mins of the q-th
-    two low parts, the super-blocks' words, and the position of the first byte in the words."""
+    """Returns four tensors [BN, KB], for rows r [BN] and K blocks `first` to first + KB - 1: the words with the scales
+    of low parts 2 q and 2 q + 1, the words with their mins, the super-blocks' words, and which byte of a word is the
+    first one of these parts (from `selectors`). A type without mins, super-blocks or bytes has the first word in their
+    places."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     BN: tl.constexpr = r.shape[0]
     GROUPS: tl.constexpr = 64 // F.group

@@ -43,7 +43,7 @@ class RouterOptions:
             raise ValueError(f"{experts} experts do not divide into {self.groups} groups")
         if not 1 <= top_k <= experts // self.groups * self.top_groups:
             raise ValueError(
-                f"top_k {top_k} of {experts} experts in {self.top_groups} of {self.groups} groups"
+                f"top_k {top_k} of {experts} experts: {self.top_groups} of {self.groups} groups do not have as many"
             )
 
 

@@ -50,9 +50,9 @@ def attend_streams(
     y: GpuActivations,
     exact: Tensor | None,
 ) -> None:
-    """`add_block`, unless block is None; then y[i] = RMSNorm(the weighted sum of x[rows[i]]'s first streams) * norm,
-    for i < count[0]. rows int32 [m]: without a block; None: row i. y [m, hidden]; exact float32 [m, hidden]: y before
-    rounding. eps: added to the mean square under the norm's root."""
+    """Adds the block's output to x as `add_block` does, unless block is None; then computes y[i] = RMSNorm(the weighted
+    sum of x[rows[i]]'s first streams) * norm, for i < count[0]. rows int32 [m]: without a block; None: row i. y [m,
+    hidden]; exact float32 [m, hidden]: y before rounding. eps: added to the mean square under the norm's root."""
     assert block is None or rows is None
     _launch(x, block, rows, w, count, eps, y, exact, len(w.norm))
 

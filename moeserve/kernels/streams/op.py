@@ -48,9 +48,10 @@ def norm_streams(
     eps: float,
     out: StreamNorm,
 ) -> None:
-    """`add_to_streams`, unless block is None; then out = RMSNorm of each stream * weight, for i < count[0]. weight:
-    float32 [streams, hidden]. rows int32 [m]: only these rows of x are read, row rows[j] for output row j, and block
-    must be None; None: all rows. eps: added to the mean square under the norm's root."""
+    """Adds the block's output to x as `add_to_streams` does, unless block is None; then computes out = RMSNorm of each
+    stream * weight, for i < count[0]. weight: float32 [streams, hidden]. rows int32 [m]: only these rows of x are read,
+    row rows[j] for output row j, and block must be None; None: all rows. eps: added to the mean square under the norm's
+    root."""
     assert block is None or rows is None
     _launch_norm(x, block, rows, count, weight, eps, len(weight), out)
 

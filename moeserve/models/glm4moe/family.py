@@ -1,9 +1,9 @@
 """GLM-4.5, GLM-4.5-Air, GLM-4.6 and 4.7 (https://arxiv.org/abs/2508.06471), and the text of GLM-4.5V and 4.6V; Solar
 Open (https://huggingface.co/upstage/Solar-Open-100B), in which all layers have experts and whole heads rotate.
 
-The first layers have no experts. The router has sigmoid scores with a choice bias; the shared expert is ungated.
-Half of each head rotates; with vision by three positions. The last layer in the file predicts a further token (MTP) and
-is not loaded.
+The first layers have no experts. The router has sigmoid scores with a choice bias; the shared expert is ungated. Half
+of each head rotates; with vision by three positions. The last layer in the file predicts a further token (MTP) and is
+loaded only if it drafts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hunyuan 3 (https://huggingface.co/tencent/Hy3): q and k are normalised per head. The first layers have no experts;
 the others have DeepSeek-V3's router without groups, and an ungated shared expert. The last layer in the file predicts a
-further token (MTP) and is not loaded."""
+further token (MTP) and is loaded only if it drafts."""
 
 from __future__ import annotations
 

@@ -181,7 +181,10 @@ def read_sizes(file: TensorSource, parts: int = 4, least_head: int = 1) -> FileS
     hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
     heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
     if hidden % (parts * heads) or hidden // heads < least_head:
-        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
+        raise ModelError(
+            file.path,
+            f"{hidden} dimensions do not divide into {heads} heads of a supported width; convert it again",
+        )
     return {
         "hidden": hidden,
         "heads": heads,

@@ -132,7 +132,7 @@ def test_another_length_is_no_other_kernel() -> None:
 def test_refusals() -> None:
     x = torch.zeros(1, 2, 3, 16)
     for wrong, message in (
-        ((x, x, x[:, :1], x, x, 1), "two of queries"),
+        ((x, x, x[:, :1], x, x, 1), "must be alike"),
         ((x, x[:, :, :, :8], x, x[:, :, :, :8], x[:, :, :, :8], 1), "do not fit"),
         ((x, x.double(), x, x, x, 1), "types"),
         ((x, x, x, x, x, -1), "at least 0"),

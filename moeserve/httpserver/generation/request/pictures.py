@@ -72,7 +72,7 @@ def at_markers(text: str, pictures: Sequence[Picture]) -> PicturedText:
     if len(rest) != len(pictures):
         raise PydanticCustomError(
             "picture",
-            "prompt_string has {markers} markers {marker}, and multimodal_data {pictures} pictures",
+            "prompt_string has {markers} markers {marker}, and multimodal_data {pictures} pictures; send as many",
             {"markers": len(rest), "marker": MEDIA_MARKER, "pictures": len(pictures)},
         )
     marked = (part for picture, behind in zip(pictures, rest, strict=True) for part in (picture.mark, behind))

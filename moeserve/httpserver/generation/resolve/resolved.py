@@ -54,9 +54,10 @@ class Resolved:
         )
 
     def early_end(self, eos_ids: tuple[int, ...]) -> EarlyEnd | None:
-        """Returns the end tokens that do not end the answer while the model reasons, because they are then replaced by
-        those that end the reasoning; None if there are none. eos_ids: the model's end tokens. A token that the client,
-        or its wish for one call, lets end the answer does so within the reasoning too."""
+        """Returns the model's end tokens that must not end the answer while the model reasons; where the model chooses
+        one of them then, the tokens that end the reasoning take its place. None if there are no such tokens, or if the
+        model may end within its reasoning. eos_ids: the model's end tokens. Not among the returned ones are tokens by
+        which the client, or its wish for a single call, ends the answer: these end it within the reasoning, too."""
         form, own = self.form, {*self.asked.stop_token_ids, *self.form.stop_token_ids}
         if not form.must_answer or form.reasoning is None or self.asked.ignore_eos:
             return None

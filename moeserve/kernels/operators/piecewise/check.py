@@ -13,7 +13,7 @@ def check(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, distance: i
     """Raises ValueError for shapes or dtypes that do not match, a head wider than 256, or a negative distance."""
     if q1.dim() != 4 or v.dim() != 4 or q1.shape != q2.shape or not k1.shape == k2.shape == v.shape:
         raise ValueError(
-            f"shapes {[tuple(x.shape) for x in (q1, k1, q2, k2, v)]}: two of queries, three of keys"
+            f"q1, k1, q2, k2, v {[tuple(x.shape) for x in (q1, k1, q2, k2, v)]}: q1 and q2 must be alike, and k1, k2, v"
         )
     (batch, heads, _, dim), (kv_batch, kv_heads, _, kv_dim) = q1.shape, v.shape
     if batch != kv_batch or dim != kv_dim or heads % kv_heads:

@@ -122,6 +122,8 @@ def trace(function: Callable[..., Any]) -> Expression:
     arguments = [_note(steps, Step("argument", (), i)) for i in range(len(names))]
     result = function(*arguments)
     if not isinstance(result, Value):
-        raise TypeError(f"{function.__name__} computes {type(result).__name__}, not a value of its arguments")
+        raise TypeError(
+            f"{function.__name__} returns {type(result).__name__}, not a value computed from its arguments"
+        )
     result_first = list(steps.values())[: result._index + 1]
     return Expression(function.__name__.strip("<>"), names, tuple(result_first))

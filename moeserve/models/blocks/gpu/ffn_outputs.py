@@ -172,8 +172,8 @@ class FfnOutputs:
         return self.ids_here(index, routes)[:, at : at + 1], routes.weights[:, at : at + 1]
 
     def adds_unrouted(self, index: int) -> bool:
-        """Returns whether that feed-forward's output is added, with few rows, to what is in its buffer. index: of the
-        layer, from 0."""
+        """Returns whether, in a step of few rows, the feed-forward that all tokens pass adds its output to the contents
+        of its buffer; False: it overwrites them. index: of the layer, from 0."""
         if self._is_latent(index):
             return True
         return self.has_routed_parts(index) and self._inputs.part_norms(index) is None

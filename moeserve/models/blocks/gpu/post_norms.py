@@ -11,8 +11,8 @@ from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 
 def added_after_norms(x: Tensor, dense: Tensor, rest: Tensor, norms: SandwichNorms, eps: float) -> Tensor:
     """Returns what a layer adds to x, float32 [rows, hidden] on the CPU. dense: output of the feed-forward that all
-    tokens pass, used only if parts have norms of their own. rest: the sum of the other parts, or else of all parts.
-    eps: added to the mean square under the norm's root."""
+    tokens pass, used only if parts have norms of their own. rest: the sum of the other parts, or of all parts if they
+    have no norms of their own. eps: added to the mean square under the norm's root."""
     x, factor = x.cpu(), torch.ones(1) if norms.factor is None else norms.factor.cpu()
     if norms.parts is None:
         post_eps = eps if norms.post_norm_eps is None else norms.post_norm_eps

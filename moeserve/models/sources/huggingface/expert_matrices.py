@@ -92,7 +92,7 @@ def linear_experts_and_shared(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
     """Does the same as `linear_experts`, also for a shared expert in the same form. In a model without a router the
-    shared expert is the feed-forward. Yields none of those that are missing."""
+    shared expert is the feed-forward. Yields nothing for experts, or a shared expert, that the checkpoint lacks."""
     has_experts = any(name.startswith(f"{prefix}{_LINEAR}") for name in stored)
     if f"{prefix}{_LINEAR}input_linear.weight" in stored:
         yield from linear_experts(path, prefix, metadata, stored)

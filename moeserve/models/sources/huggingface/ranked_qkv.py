@@ -1,7 +1,10 @@
 """Attention's q, k and v in one matrix of 8-bit floats that was quantised in parts, one for each GPU of a group, as
 MiMo-V2.5 is published: the rows of each part are q's, then k's, then v's, and the scales' blocks begin anew in each.
 
-No setting says how many parts there are. The number of scales tells it where a part is no whole number of blocks."""
+No setting says how many parts there are. It follows from the number of scales: where a part's rows are not a whole
+number of blocks, each part has one more block of scales than its whole blocks. A matrix whose parts are whole blocks
+tells nothing; other layers' matrices then do.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,9 @@ def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, gr
             first.path, f"tensor {first.name!r} has codes of {bits} bits; only 2, 3, 4 and 8 are supported"
         )
     if groups < 1 or cols < 1 or cols % groups:
-        raise SettingError(first.path, f"tensor {first.name!r} has {cols} columns in {groups} groups")
+        raise SettingError(
+            first.path, f"tensor {first.name!r} has {cols} columns, which {groups} groups do not divide"
+        )
     stored = _stored_scales(scales, is_half=bits < 4)
     widths = sorted((c for b, c, s in ZERO_TYPES if (b, s) == (bits, stored)), reverse=True)
     width = next((width for width in widths if gcd(cols, cols // groups) % width == 0), None)

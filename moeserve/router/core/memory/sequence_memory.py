@@ -89,8 +89,9 @@ class SequenceMemory(Protocol):
         ...
 
     def grant_beams(self, request: HeldSequence) -> tuple[list[Fork], Iterable[tuple[bytes, bytes]]]:
-        """`grant` of one position for each beam of a search. Returns the forks that the worker must make before the
-        step, and the (kv, window) pair of each beam, as `grant_each` yields it."""
+        """Adds a slot for one more position of each beam of a beam search, as `grant` does for a request. Returns the
+        forks that the worker must make before the step, and for each beam the pair of its KV slot and its slot in the
+        windowed layers' pool, int32 as bytes, as `grant_each` yields them."""
         ...
 
     def advance_beams(self, request: HeldSequence, tops: Sequence[TokenLogprob]) -> int:

@@ -136,8 +136,8 @@ class Pace:
         return charged
 
     def corrected(self, expected_ms: float, actual_ms: float, charged_share: float) -> None:
-        """Corrects the account by the difference between a step's actual and planned duration, of which prompts owe
-        what they owe of the step's stall (`charged_share`, which `planned` returned). At most twice the expected
+        """Corrects the account by the difference between a step's actual and planned duration. Prompts are charged
+        `charged_share` of it, the share of the step's stall that `planned` returned. At most twice the expected
         duration is charged to prompts; the rest has other causes on the machine."""
         if self._share == 1.0:
             return
