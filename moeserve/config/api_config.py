@@ -116,8 +116,8 @@ class ApiConfig(SeveralModelsConfig):
         None,
         "Network",
         "maximum number of open requests per API key; further ones get a 503. The server accepts "
-        "--max-num-seqs + --max-num-queued-reqs + 256 connections in all; lower it to keep one key from "
-        "taking most of them (default: --max-num-seqs + --max-num-queued-reqs)",
+        "--max-num-seqs + --max-num-queued-reqs + 256 connections in all; lower this number to keep one key "
+        "from taking most of them (default: --max-num-seqs + --max-num-queued-reqs)",
         low=1,
         high=1 << 20,
     )
@@ -250,9 +250,9 @@ class ApiConfig(SeveralModelsConfig):
     data_dir: str | None = option(
         None,
         "Chat",
-        "folder for the responses that the Responses API stores, and with several models for the list of those that "
-        "/api/pull downloaded; both then survive a restart. Each server needs a folder of its own (default: none, "
-        "nothing survives)",
+        "folder for the responses that the Responses API stores, and with several models for the list of the models "
+        "that /api/pull has downloaded; both then survive a restart. Each server needs a folder of its own (default: "
+        "none, nothing survives)",
         metavar="PATH",
     )
     batch_dir: str | None = option(

@@ -78,8 +78,8 @@ class ServerConfig(OperationConfig):
         "Model",
         "most tokens of a picture: larger pictures are shrunk to it (Gemma 4: smaller ones are also enlarged to it; "
         "Kimi: a few more may result). Fewer are read faster, but show less detail (default: 4096; Gemma 4: "
-        "280; MiniMax M3: 576; Llama 4: 17 tiles). No effect on Gemma 3, whose pictures have a fixed size; it refuses "
-        "less than that, and Llama 4 less than a tile",
+        "280; MiniMax M3: 576; Llama 4: 17 tiles). No effect on Gemma 3, whose pictures have a fixed size. Gemma 3 "
+        "refuses a limit below that size, Llama 4 one below a tile",
         low=4,
         high=16384,
         metavar="N",

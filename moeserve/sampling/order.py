@@ -58,9 +58,9 @@ _OFF: Final = frozenset({"tfs_z", "adaptive_p", "a", "infill", "i"})
 
 
 def read_order(asked: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns an order of DEFAULT_ORDER's names, from llama-server's names or letters. Raises ValueError, which names
-    the fault, for an order that is not supported. Clients name a sampler twice in two spellings, of which llama-server
-    knows one."""
+    """Returns the order of samplers, as names from DEFAULT_ORDER. asked: llama-server's names of samplers, or a text of
+    their letters. A client may name a sampler once in each of two spellings; the first one counts. Raises ValueError,
+    which names the fault, for an order that is not supported."""
     table, kind = (_LETTERS, "letter") if isinstance(asked, str) else (_NAMES, "sampler")
     wanted = [one for one in asked if one not in _OFF]
     unknown = [one for one in wanted if one not in table]

@@ -85,8 +85,8 @@ class ChatRenderer:
         timeout: float = TIMEOUT_S,
         template: str | None = None,
     ) -> ChatRenderer:
-        """Returns a renderer of `template`, or else of the file's own: tokenizer.chat_template, and with tools the one
-        after which tool_use is written.
+        """Returns a renderer of `template`; if it is None, of the file's own templates: tokenizer.chat_template, and
+        for conversations with tools tokenizer.chat_template.tool_use, if the file has that.
 
         A file without a template is served too; no default is assumed for it, since a wrong format would only show as
         poor answers. Raises ModelError, also for a template that cannot be compiled in time.

@@ -128,9 +128,10 @@ class PairsTile:
 
 
 def pairs_tile(tokens: int) -> PairsTile:
-    """Returns the tile for a number of tokens. A layer with a router of 128 rows takes 20 us less than by GEMV with
-    256 tokens, 4 us less with 64 and 128. Up to 64 tokens and 2,048 columns, tiles of more than 256 columns save 2 to 3
-    us."""
+    """Returns the tile with which narrow_gemm.py multiplies a float matrix of few rows, such as a router's, for a
+    number of tokens. Measured with a router of 128 rows: a layer takes 20 us less than by GEMV with 256 tokens, and 4
+    us less with 64 and with 128. With up to 64 tokens and 2,048 columns, an iteration over more than 256 columns saves
+    2 to 3 us."""
     if tokens > 64:
         return PairsTile(8, 8, 128, 4) if tokens > 128 else PairsTile(4, 8, 256, 4)
     return PairsTile(8, 8, 512, 16) if tokens > 32 else PairsTile(4, 8, 512, 8)

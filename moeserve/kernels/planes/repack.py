@@ -81,7 +81,8 @@ def repack_into(planes: Planes, source: Tensor, row: int) -> None:
     total = planes.experts * planes.rows
     if planes.cols % kind.block_columns or row + len(given) > total:
         raise ValueError(
-            f"{len(given)} rows of {planes.cols} columns at row {row} of {total}: not of this matrix"
+            f"{len(given)} rows of {planes.cols} columns from row {row} on: not of this matrix, which has {total} rows "
+            f"and blocks of {kind.block_columns} columns"
         )
     step = max(1, SLICE_WEIGHTS // planes.cols)
     for start in range(0, len(given), step):

@@ -68,10 +68,10 @@ class Drafter(Protocol):
         ...
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
-        """Returns the drafts for each entry, each with a different slot; empty without a good guess. The KV slots of
-        the drafts' positions, and of the one before, are in the request's table. Not called in steps in which nothing
-        may be drafted: a text may have several steps' tokens more than at the last call. Before another request is
-        bound, these are told with `most` 0."""
+        """Returns the drafts for each entry, each of a different request slot; empty without a good guess. The KV slots
+        of the drafts' positions, and of the position before, are in the request's table. It is not called in a step in
+        which nothing may be drafted, so a text may have grown by the tokens of several steps since the last call.
+        Before another request is bound to a slot, the rest of the old one's text is told by an entry with `most` 0."""
         ...
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
