@@ -40,8 +40,8 @@ def quad_scales(
 ):
     """Returns four tensors [BN, KB], for rows r [BN] and K blocks `first` to first + KB - 1: the words with the scales
     of low parts 2 q and 2 q + 1, the words with their mins, the super-blocks' words, and which byte of a word is the
-    first one of these parts (from `selectors`). A type without mins, super-blocks or bytes has the first word in their
-    places."""
+    first one of these parts (from `selectors`). For a type that has no mins or no super-blocks, the words with the
+    scales stand in their places."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     BN: tl.constexpr = r.shape[0]
     GROUPS: tl.constexpr = 64 // F.group

@@ -99,8 +99,9 @@ def from_ordered_bits(bits):
 
 @triton.jit
 def best_of(left, all_logits, e, k, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BY_LOGITS: tl.constexpr):
-    """Returns the ids of the TOP_K highest of left [BT, E], the lower id first among equals, and their logits: int32
-    and float32 [BT, K]. BY_LOGITS: left are the logits."""
+    """Returns the ids of the TOP_K highest numbers of `left` [BT, E], the lower id first among equals, and the logits
+    of these ids: int32 and float32 [BT, K]. BY_LOGITS: `left` holds the logits themselves; else the logits come from
+    all_logits [BT, E]."""
     LEAST: tl.constexpr = -0x80000000  # below -inf
     chosen = tl.zeros([left.shape[0], k.shape[1]], tl.int32)
     scores = tl.full([left.shape[0], k.shape[1]], LEAST, tl.int32)

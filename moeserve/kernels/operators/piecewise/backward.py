@@ -1,8 +1,8 @@
 """Gradients of piecewise attention without atomic additions (flash attention 2: https://arxiv.org/abs/2307.08691):
 one kernel for keys and values, with a tile of keys per program, and one for queries.
 
-Attention weights are recomputed from the forward pass's logsumexp. As there, blocks on one side of the distance
-need only one product for their scores.
+Attention weights are recomputed from the forward pass's logsumexp. As in the forward pass, blocks that are wholly on
+one side of the distance need only one product for their scores.
 """
 
 # mypy: ignore-errors

@@ -1,7 +1,8 @@
 """Reads a decoder's experts on disk, and guesses which experts the next layer will choose.
 
-The next layer's router is applied one layer early. Mostly it chooses the same experts there as in its own layer. The
-guess decides only which experts are read ahead.
+The next layer's router is applied early, to what that layer would read from the residual before this layer's
+feed-forward is added. It mostly chooses the same experts as it does later. The guess decides only which experts are
+read ahead.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ _FUSED = {of_part(n.ATTN_QKV): of_part for of_part in (n.of_part, n.bias_of_part
 
 
 def qkv_rows(metadata: Metadata, rows: int, layer: int) -> tuple[int, int, int] | None:
-    """Returns how many of this number of rows are q's, k's and v's; None if the metadata does not fit. Layers may
-    differ in their KV heads; a layer behind those with an entry (a next-token block) has the heads of any entry."""
+    """Returns how many of the `rows` rows of a layer's fused matrix are q's, k's and v's; None if they do not fit the
+    metadata. The number of KV heads follows from the rows, and must be the metadata's: the layer's own entry, if layers
+    differ; for a layer behind the last entry (a next-token block) any layer's entry."""
     prefix = metadata.get("general.architecture")
     heads, width = (metadata.get(f"{prefix}.{key}") for key in ("attention.head_count", "embedding_length"))
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:

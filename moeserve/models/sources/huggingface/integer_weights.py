@@ -1,16 +1,19 @@
 """Matrices of 2 to 8 bits as GPTQ, AWQ and compressed-tensors store them, in 32-bit words, lowest bits first.
 
-    GPTQ (https://arxiv.org/abs/2210.17323)   qweight [in * bits / 32, out], words along a column's inputs;
-                                              qzeros [groups, out * bits / 32], less 1 but in its second form;
-                                              scales [groups, out]; g_idx [in], the group of each input, which
-                                              act-order has in any order (column_order.py); codes of 3 bits cross
-                                              words
-    AWQ (https://arxiv.org/abs/2306.00978)    qweight [in, out / 8], qzeros [groups, out / 8]: of a word's eight outputs
-                                              0, 2, 4, 6, 1, 3, 5, 7 in this order; scales [groups, out]
-    compressed-tensors                        weight_packed [out, in * bits / 32], weight_scale [out, groups],
-                                              weight_zero_point [out * bits / 32, groups], words along the outputs,
-                                              or the middle of the codes where there is none; weight_shape; or `weight`
-                                              of signed bytes
+    GPTQ (https://arxiv.org/abs/2210.17323)
+        qweight [in * bits / 32, out]     a word holds consecutive inputs of a column; codes of 3 bits cross words
+        qzeros [groups, out * bits / 32]  the zero points less 1; in GPTQ's second format the zero points themselves
+        scales [groups, out]
+        g_idx [in]                        the group of each input; with act-order in any order (column_order.py)
+    AWQ (https://arxiv.org/abs/2306.00978)
+        qweight [in, out / 8]             a word holds eight outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7
+        qzeros [groups, out / 8]          likewise
+        scales [groups, out]
+    compressed-tensors
+        weight_packed [out, in * bits / 32], or `weight` [out, in] of signed bytes
+        weight_scale [out, groups]
+        weight_zero_point [out * bits / 32, groups]  a word holds consecutive outputs; absent: the middle of the codes
+        weight_shape                      the matrix's shape
 
 Bits and groups follow from the shapes, as settings may differ from module to module.
 """
