@@ -64,6 +64,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "glm5next": "glm5next.family:EARLIER_FAMILY",
     "bailingmoe3": "bailingmoe3.family",
     "bailingmoe2": "bailingmoe2.family",
+    "bailingmoe": "bailingmoe.family",  # behind bailingmoe2: of two that a config.json may mean, the later one
     "qwen3vl": "qwen3dense.vision",
     "lfm2": "lfm2moe.dense",
     "gemma3": "gemma3dense.family",
@@ -173,7 +174,9 @@ def family_of_config(path: Path, config: Mapping[str, Any]) -> tuple[ModelFamily
     all). Raises ModelError for an unsupported model_type, quantisation or setting."""
     refuse_draft_head_folder(path, config)
     families = [
-        (family, family.hugging_face) for family in FAMILIES.values() if family.hugging_face is not None
+        (family, family.hugging_face)
+        for family in FAMILIES.values()
+        if family.hugging_face is not None and family.hugging_face.may_be_meant(config)
     ]
     readable = {model_type: each for each in families for model_type in each[1].model_types}
     model_type = config.get("model_type")

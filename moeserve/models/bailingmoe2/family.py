@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.errors import SettingError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
@@ -53,15 +52,6 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     return rope_of(path, config, MAPPING)
 
 
-def check(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError for Ling 1, whose config.json has the same model_type."""
-    architectures = config.get("architectures") or ()
-    if "BailingMoeForCausalLM" in architectures:
-        raise SettingError(
-            path, f"'architectures' is {architectures!r:.80}; only Ling 2 and later are supported"
-        )
-
-
 _ATTENTION: Final = {
     n.of_part(n.ATTN_OUTPUT): "attention.dense.weight",
     n.of_part(n.ATTN_Q_NORM): "attention.query_layernorm.weight",
@@ -98,7 +88,6 @@ MAPPING: Final = HuggingFaceMapping(
     optional=frozenset(SHARED_EXPERTS) | {n.bias_of_part(n.EXP_PROBS_B)},
     made=fused_qkv("attention.query_key_value"),
     rope=rope,
-    check=check,
     rotates_part=True,
     renamed={"model.word_embeddings.": "model.embed_tokens."},
     skipped_layers=("num_nextn_predict_layers", "num_mtp_layers"),

@@ -92,6 +92,8 @@ class HuggingFaceMapping:
     # Settings of YaRN, besides those that all families have, which `derived` reads.
     rope_settings: frozenset[str] = frozenset()
     other_model_types: tuple[str, ...] = ()  # further model types that are read in the same way
+    # Values of `architectures` without which this family is not meant, as another one has the same model_type.
+    architectures: tuple[str, ...] = ()
     # GGUF keys, without the architecture, that no config.json states.
     metadata: Mapping[str, bool] = field(default_factory=dict)
     rotates_in_sections: bool = False  # mrope_section; a text's positions are equal in all sections
@@ -109,6 +111,13 @@ class HuggingFaceMapping:
     rope_theta: float | None = None  # default, if config.json has none
     tied_by_default: bool = False  # tie_word_embeddings, if config.json does not state it
     flattened: frozenset[str] = frozenset()  # GGUF names of vectors that are [1, n] in checkpoints
+
+    def may_be_meant(self, config: Mapping[str, Any]) -> bool:
+        """Returns whether config.json has one of the `architectures` that the family needs, if it needs any."""
+        named = config.get("architectures")
+        return not self.architectures or (
+            isinstance(named, list) and any(name in named for name in self.architectures)
+        )
 
     @property
     def model_types(self) -> tuple[str, ...]:

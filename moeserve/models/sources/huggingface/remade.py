@@ -126,6 +126,18 @@ def multiplied(rules: Mapping[str, tuple[str, str]]) -> Made:
     return made
 
 
+def made_where(flag: str, made: Made) -> Made:
+    """Returns a function that yields `made`'s tensors if the metadata's boolean `flag` is true, else none."""
+
+    def made_if_asked(
+        path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    ) -> Iterator[tuple[str, MadeTensor]]:
+        if metadata.require_bool(flag, default=False):
+            yield from made(path, prefix, metadata, stored)
+
+    return made_if_asked
+
+
 def outside(made: Made) -> MadeOutside:
     """Returns a function for `HuggingFaceMapping.made_outside` that yields `made`'s tensors without a prefix."""
     return lambda path, metadata, stored: made(path, "", metadata, stored)

@@ -1,0 +1,164 @@
+"""Folders of Ling 1, beside transformers' Qwen2-MoE, which computes the same where its shared expert's gate is 1/2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moeserve.models.bailingmoe.family import FAMILY
+from moeserve.models.errors import ModelError
+from moeserve.models.open import open_folder
+from moeserve.models.registry import family_of_config
+from tests.kernels.folder_variants import edit_config
+from tests.kernels.model_engine import Engine
+from tests.kernels.operations import ISAS, stream_of
+from tests.kernels.transformers_logits import TOKENS, transformers_logits
+from tests.support.hugging_face_model import write_qwen2_moe
+
+SETTINGS = {
+    "architectures": ["BailingMoeForCausalLM"],
+    "model_type": "bailing_moe",
+    "first_k_dense_replace": 0,
+    "num_shared_experts": 2,
+    "norm_head": False,
+    "norm_softmax": False,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "rope_scaling": None,
+    "rope_theta": 600000.0,
+}
+FOREIGN = ("shared_expert_intermediate_size", "qkv_bias", "decoder_sparse_step", "rope_parameters")
+
+
+def write_ling(folder: Path, truth: Path) -> None:
+    """Ling 1 in `folder`, and in `truth` the Qwen2-MoE whose logits it has."""
+    rope = {"rope_type": "default", "rope_theta": SETTINGS["rope_theta"]}
+    write_qwen2_moe(
+        truth,
+        torch.float32,
+        shared_expert_intermediate_size=192,
+        moe_intermediate_size=96,
+        norm_topk_prob=True,
+        qkv_bias=False,
+        rope_parameters=rope,
+    )
+    weights = whole(truth)
+    for name in weights:
+        if name.endswith("shared_expert_gate.weight"):
+            weights[name] = torch.zeros_like(weights[name])  # a sigmoid of one half
+    save_file(weights, truth / "model.safetensors", metadata={"format": "pt"})
+    folder.mkdir()
+    for file in truth.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    save_file(renamed(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((truth / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in FOREIGN}
+    (folder / "config.json").write_text(json.dumps(config | SETTINGS))
+
+
+def whole(folder: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of all files, and removes the files."""
+    weights: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors*"):
+        if file.suffix == ".safetensors":
+            weights |= load_file(file)
+        file.unlink()
+    return weights
+
+
+def renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    ours = {}
+    for name, value in weights.items():
+        if "shared_expert_gate" in name or ".k_proj" in name or ".v_proj" in name:
+            continue
+        new = name.replace("embed_tokens", "word_embeddings").replace("self_attn.o_proj", "attention.dense")
+        new = new.replace("mlp.shared_expert.", "mlp.shared_experts.")
+        if ".q_proj" in name:
+            new = new.replace("self_attn.q_proj", "attention.query_key_value")
+            value = torch.cat([weights[name.replace("q_proj", f"{part}_proj")] for part in "qkv"])
+        ours[new] = value / 2 if "shared_experts.down_proj" in new else value.contiguous()
+    return ours
+
+
+@pytest.fixture
+def ling(tmp_path: Path) -> tuple[Path, Path]:
+    write_ling(tmp_path / "ling", tmp_path / "truth")
+    return tmp_path / "ling", tmp_path / "truth"
+
+
+def logits_of(folder: Path) -> torch.Tensor:
+    return Engine(stream_of(ISAS[0], threads=1), folder).logits(TOKENS)
+
+
+def test_a_folder_is_what_transformers_computes(
+    ling: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Qwen2MoeForCausalLM
+
+    folder, truth = ling
+    expected = transformers_logits(
+        Qwen2MoeForCausalLM.from_pretrained(truth, dtype=torch.float32), monkeypatch
+    )
+    logits = logits_of(folder)
+    errors = ((logits - expected) ** 2).mean(-1) / (expected**2).mean()
+    assert errors.median() < 1e-6
+    assert (logits.argmax(-1) == expected.argmax(-1)).float().mean() > 0.9
+
+
+def test_columns_of_plus_output_matrix_have_length_one(ling: tuple[Path, Path]) -> None:
+    folder, _ = ling
+    weights = load_file(folder / "model.safetensors")
+    head = weights["lm_head.weight"]
+    weights["lm_head.weight"] = head / (head.norm(dim=0) + 1e-7)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    expected = logits_of(folder)
+    lengths = 1 + torch.arange(head.shape[1]) % 7
+    weights["lm_head.weight"] = (weights["lm_head.weight"] * lengths).contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert not torch.allclose(logits_of(folder), expected, atol=0.1)
+    edit_config(folder, norm_head=True)
+    torch.testing.assert_close(logits_of(folder), expected, atol=1e-5, rtol=1e-5)
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"'lm_head\.weight' is missing"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"first_k_dense_replace": 1}, "'first_k_dense_replace' is 1"),
+        ({"multi_gate": True}, "'multi_gate' is True"),
+        ({"use_qkv_bias": True}, "'use_qkv_bias' is True"),
+    ],
+    ids=str,
+)
+def test_variants_that_would_be_computed_wrongly_are_refused(
+    changes: dict[str, Any], said: str, ling: tuple[Path, Path]
+) -> None:
+    edit_config(ling[0], **changes)
+    with pytest.raises(ModelError, match=said):
+        logits_of(ling[0])
+
+
+@pytest.mark.parametrize(
+    ("architectures", "expected"),
+    [
+        (["BailingMoeForCausalLM"], "bailingmoe"),
+        (["BailingMoeV2ForCausalLM"], "bailingmoe2"),
+        (None, "bailingmoe2"),
+        ("BailingMoeForCausalLM", "bailingmoe2"),
+        ([{}, 1], "bailingmoe2"),
+    ],
+)
+def test_architectures_tell_ling_1_from_ling_2(architectures: Any, expected: str) -> None:
+    family, _ = family_of_config(
+        Path("config.json"), {"model_type": "bailing_moe", "architectures": architectures}
+    )
+    assert family.architecture == expected
+    assert FAMILY.hugging_face is not None
