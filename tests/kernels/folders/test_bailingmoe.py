@@ -14,10 +14,10 @@ from moeserve.models.bailingmoe.family import FAMILY
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder
 from moeserve.models.registry import family_of_config
-from tests.kernels.folder_variants import edit_config
-from tests.kernels.model_engine import Engine
+from tests.kernels.engines.model_engine import Engine
+from tests.kernels.families.transformers_logits import TOKENS, transformers_logits
+from tests.kernels.folders.folder_variants import edit_config
 from tests.kernels.operations import ISAS, stream_of
-from tests.kernels.transformers_logits import TOKENS, transformers_logits
 from tests.support.hugging_face_model import write_qwen2_moe
 
 SETTINGS = {
