@@ -18,7 +18,7 @@ from tests.kernels.engines.model_engine import Engine
 from tests.kernels.families.transformers_logits import TOKENS, transformers_logits
 from tests.kernels.folders.folder_variants import edit_config
 from tests.kernels.operations import ISAS, stream_of
-from tests.support.hugging_face_model import write_qwen2_moe
+from tests.support.models.hugging_face_model import write_qwen2_moe
 
 SETTINGS = {
     "architectures": ["BailingMoeForCausalLM"],
