@@ -45,6 +45,13 @@ class StepSequences:
     row_sequence: Tensor  # [rows]: sequence of each row
     drafts: SequenceDrafts | None = None  # None: the engine has no drafts
 
+    def draft_arguments(self, records: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Returns what a kernel takes of the drafts: their counts and first records by sequence, and `records`. All
+        None without drafts or without records."""
+        if records is None or self.drafts is None:
+            return None, None, None
+        return self.drafts.count, self.drafts.first, records
+
 
 @dataclass(frozen=True, slots=True)
 class Gates:
@@ -94,12 +101,11 @@ def recurrent_rule(
     """Computes the delta rule token by token for the sequences' rows: writes x.out and advances the states and
     convolution states in x.states. records: float32 [drafts, heads.pending_values], written for `commit_drafts`; None:
     all rows advance the states, as if none were drafts."""
-    h, drafts = heads, None if records is None else sequences.drafts
+    h = heads
     recurrent_kernel(
         (len(sequences.first), h.value_heads, h.value_dim // COLUMNS), x.qkv, x.mixed, x.gates.b, x.gates.a, x.rate,
-        x.dt_bias, x.states, sequences.first, sequences.count, sequences.slot,
-        None if drafts is None else drafts.count, None if drafts is None else drafts.first,
-        None if drafts is None else records, x.out, x.qkv.stride(0),
+        x.dt_bias, x.states, sequences.first, sequences.count, sequences.slot, *sequences.draft_arguments(records),
+        x.out, x.qkv.stride(0),
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, x.states.stride(0), h.delta_values, h.key_heads,
         h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel,
         next_power_of_2(h.key_dim), COLUMNS, _share(h), h.is_kimi, h.decay_bound, h.pending_values, pdl(),

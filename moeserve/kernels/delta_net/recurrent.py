@@ -61,6 +61,20 @@ def copy_share(
         tl.store(target + tl.cast(row, tl.int64) * TARGET + channel, x.to(tl.float32), live)
 
 
+@triton.jit
+def record_channels(
+    rows, mixed, record, first, drafts, share,
+    STRIDE: tl.constexpr, RECORD: tl.constexpr, CHANNELS: tl.constexpr, SHARE: tl.constexpr,
+):  # fmt: skip
+    """Writes the beginning of the records of `drafts` rows from `first` on: CHANNELS of the convolution's input, then
+    as many of its output. Only the `share`th part of each, of SHARE channels. rows, STRIDE apart: its input; mixed
+    [n, CHANNELS]: its output; record: the first record, RECORD apart. Returns where the rest of the first begins."""
+    row = first.to(tl.int64)
+    copy_share(rows + row * STRIDE, record, drafts, share, STRIDE, RECORD, CHANNELS, SHARE)
+    copy_share(mixed + row * CHANNELS, record + CHANNELS, drafts, share, CHANNELS, RECORD, CHANNELS, SHARE)
+    return record + 2 * CHANNELS
+
+
 @kernel
 def recurrent_kernel(
     qkv, mixed, b, a, rate, dt_bias, states, seq_first, seq_count, seq_slot, seq_drafts, seq_record, records, out,
@@ -101,12 +115,9 @@ def recurrent_kernel(
         drafts = tl.load(seq_drafts + sequence)
         kept = tokens - drafts
         record = records + tl.load(seq_record + sequence).to(tl.int64) * RECORD
-        draft_row = (first + kept).to(tl.int64)
-        copy_share(qkv + draft_row * QKV_STRIDE, record, drafts, share, QKV_STRIDE, RECORD, channels, SHARE)
-        copy_share(
-            mixed + draft_row * channels, record + channels, drafts, share, channels, RECORD, channels, SHARE
+        record = record_channels(
+            qkv, mixed, record, first + kept, drafts, share, QKV_STRIDE, RECORD, channels, SHARE
         )
-        record += 2 * channels
     move_conv_state(qkv, state + CONV, first, kept, share, QKV_STRIDE, channels, TAPS, SHARE)
     key_head = head % KEY_HEADS if TILED else head // r
     d, c = tl.arange(0, SIZE), block * BLOCK + tl.arange(0, BLOCK)

@@ -67,12 +67,11 @@ def scan(
     value_width] and advances x.states (float32). by_chunks: True: in chunks of tokens, which is faster for sequences
     with many rows; False: token by token. records: float32 [drafts, heads.pending_values], written token by token for
     `commit_drafts`; None: all rows advance the states, as if none were drafts."""
-    h, drafts = heads, None if records is None else sequences.drafts
+    h = heads
     scan_kernel(
         (len(sequences.first), h.num_heads, h.head_dim // COLUMNS), x.rows, x.mixed, x.rate, x.dt_bias, x.skip,
-        x.states, sequences.first, sequences.count, sequences.slot, None if drafts is None else drafts.count,
-        None if drafts is None else drafts.first, None if drafts is None else records, x.out, x.rows.stride(0),
-        x.states.stride(0),
+        x.states, sequences.first, sequences.count, sequences.slot, *sequences.draft_arguments(records), x.out,
+        x.rows.stride(0), x.states.stride(0),
         h.delta_values, h.num_heads, h.num_groups, h.head_dim, h.state_dim, h.conv_kernel,
         next_power_of_2(h.state_dim), COLUMNS, _share(h), by_chunks,
         WIDE_CHUNK if h.state_dim >= WIDE_STATE else CHUNK,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moeserve.kernels.delta_net.recurrent import copy_share, move_conv_state
+from moeserve.kernels.delta_net.recurrent import move_conv_state, record_channels
 from moeserve.kernels.launch import kernel
 
 
@@ -59,12 +59,9 @@ def scan_kernel(
         drafts = tl.load(seq_drafts + sequence)
         kept = tokens - drafts
         record = records + tl.load(seq_record + sequence).to(tl.int64) * RECORD
-        draft_row = (first + kept).to(tl.int64)
-        copy_share(rows + draft_row * STRIDE, record, drafts, part, STRIDE, RECORD, channels, SHARE)
-        copy_share(
-            mixed + draft_row * channels, record + channels, drafts, part, channels, RECORD, channels, SHARE
+        record = record_channels(
+            rows, mixed, record, first + kept, drafts, part, STRIDE, RECORD, channels, SHARE
         )
-        record += 2 * channels
     move_conv_state(rows, state + CONV, first, kept, part, STRIDE, channels, TAPS, SHARE)
     group = head // (HEADS // GROUPS)
     d, c = tl.arange(0, SIZE), block * BLOCK + tl.arange(0, BLOCK)

@@ -28,7 +28,7 @@ def short_conv(
     at any stride; conv float32 [conv_kernel, channels]; states float32 [slots, any]: a slot's first heads.state_values
     are this layer's; y and codes with scales: GpuActivations [n, channels]. records: float32 [drafts, channels],
     written for `commit_drafts`; None: all rows advance the states, as if none were drafts."""
-    h, s, drafts = heads, sequences, None if records is None else sequences.drafts
+    h, s = heads, sequences
     blocks = -(-h.channels // BLOCK)
     sizes = rows.stride(0), states.stride(0), h.channels, h.conv_kernel, BLOCK, pdl()
     conv_kernel(
@@ -36,8 +36,7 @@ def short_conv(
         num_warps=2, launch_pdl=pdl(),
     )  # fmt: skip
     state_kernel(
-        (len(s.first), blocks), rows, states, s.first, s.count, s.slot, None if drafts is None else drafts.count,
-        None if drafts is None else drafts.first, None if drafts is None else records, *sizes,
+        (len(s.first), blocks), rows, states, s.first, s.count, s.slot, *s.draft_arguments(records), *sizes,
         num_warps=2, launch_pdl=pdl(),
     )  # fmt: skip
 
