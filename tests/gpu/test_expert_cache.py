@@ -18,6 +18,7 @@ from moeserve.cli.bench.engine_figures import CacheFigure, where_experts_are
 from moeserve.kernels import _C
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.models.open import open_dummy_model
+from moeserve.placement.expert_cache import fetching
 from moeserve.placement.expert_cache.policy import DECAY
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace
 from moeserve.worker.engines.gpu.engine import GpuEngine
@@ -82,10 +83,21 @@ def truth(model: Path, tokens: list[int]) -> list[TokenLogprob]:
     return Driver(load_cpu_runner(config_of(model), lambda *_: None)).score(0, tokens, 40)
 
 
+def runner_with(model: Path, **options: object) -> Runner:
+    """Its steps of two rows fetch, and with drafts those of three."""
+    config = config_of(model, num_gpu_experts=SLOTS, gpu_prefill_token_threshold=1000, **options)
+    with pytest.MonkeyPatch.context() as patched:
+        # Two experts a token are too few for the real bounds.
+        patched.setattr(fetching, "LEAST_ROUTES", 2.0)
+        patched.setattr(fetching, "LEAST_OF_ONE_TEXT", 2.0)
+        return load_gpu_runner(
+            config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start()
+        )
+
+
 @pytest.fixture(scope="module")
 def runner(model: Path) -> Runner:
-    config = config_of(model, num_gpu_experts=SLOTS, gpu_prefill_token_threshold=1000)
-    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
+    return runner_with(model)
 
 
 def cache_of(runner: Runner) -> ExpertCache:
@@ -188,6 +200,17 @@ def test_steps_of_several_rows_fetch(model: Path, runner: Runner) -> None:
         steps += length
     print(f"FETCH {steps} steps: {worst:.4f} from the CPU, as a prompt {of_static:.4f}")
     assert worst < max(0.1, 2 * of_static)
+
+
+def test_drafts_raise_the_rows_from_which_steps_fetch(model: Path, runner: Runner) -> None:
+    """A text's tokens share experts."""
+    drafts = '{"method": "ngram", "num_speculative_tokens": 3}'
+    found = []
+    for loaded in (runner, runner_with(model, speculative_config=drafts)):
+        fetch = cache_of(loaded)._fetch
+        assert fetch is not None
+        found.append([rows for rows in range(20) if fetch.takes(rows)])
+    assert found == [list(range(2, 17)), list(range(3, 17))]
 
 
 def two_texts(driver: Driver, length: int, seed: int) -> list[list[TokenLogprob]]:

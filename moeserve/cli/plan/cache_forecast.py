@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
+from moeserve.models.sources.source import ModelSource
 from moeserve.placement import ModelSizes, Placement
+from moeserve.placement.expert_cache.fetching import replay_fetches, rows_that_fetch
 from moeserve.placement.expert_cache.generate import PRESETS, generate
 from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES, Mask
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS, Steps, StepUse, replay_cache
@@ -32,6 +34,7 @@ class CacheUse:
 
     steps: list[StepUse]
     expert_bytes: npt.NDArray[np.int64]  # [layers]: bytes of one expert
+    fetches: bool = False  # promoted experts were fetched within the steps
 
     @property
     def hit_rate(self) -> float:
@@ -73,9 +76,12 @@ def forecast_cache(
     placement: Placement,
     streams: Sequence[int],
     trace_file: str | None,
+    fetches: bool = False,
+    has_drafts: bool = False,
 ) -> CacheForecast | None:
-    """Returns the forecast; None if experts stay where they are placed. Raises ConfigError for a trace of another
-    shape, or with too few tokens for one stream."""
+    """Returns the forecast; None if experts stay where they are placed. fetches: whether steps may fetch experts.
+    has_drafts: whether steps may have drafts. Raises ConfigError for a trace of another shape, or with too few tokens
+    for one stream."""
     if not placement.has_cache:
         if trace_file is not None:
             raise ConfigError(
@@ -85,13 +91,26 @@ def forecast_cache(
     cached, movable = _on_gpu(model, placement)
     expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
     most = _promoted_at_once(sizes, placement, movable)
-    return _forecast(
-        model,
-        streams,
-        trace_file,
-        expert_bytes,
-        lambda steps: _replayed(steps, cached, movable, most),
-    )
+    rows = range(0)
+    has_cache: Mask = np.any(movable, axis=1)
+    if fetches and has_cache.any():
+        in_ram = float(np.mean((movable & ~cached)[has_cache]))
+        rows = rows_that_fetch(model.top_k, in_ram, has_drafts=has_drafts)
+
+    def replay(steps: Steps) -> list[StepUse]:
+        if steps.streams in rows:
+            return _of_layers(has_cache, replay_fetches(steps, cached, movable))
+        return _replayed(steps, cached, movable, most)
+
+    return _forecast(model, streams, trace_file, expert_bytes, replay, rows)
+
+
+def can_fetch(source: ModelSource, sizes: ModelSizes, placement: Placement) -> bool:
+    """Returns whether the experts that move are quantised and have no biases; such experts are fetched within steps."""
+    moving = [of for of, layer in zip(sizes.layers, placement.layers, strict=True) if layer.is_cached]
+    names = [name for of in moving for name in of.expert_tensors]
+    has_biases = any(name.replace(".weight", ".bias") in source.tensors for name in names)
+    return not has_biases and all(of.unpacked for of in moving)
 
 
 def forecast_disk(
@@ -158,6 +177,7 @@ def _forecast(
     trace_file: str | None,
     expert_bytes: npt.NDArray[np.int64],
     replay: Callable[[Steps], list[StepUse]],
+    fetching: range = range(0),
 ) -> CacheForecast:
     recorded = None if trace_file is None else _read(model, trace_file)
     settled, at_first = {}, {}
@@ -168,8 +188,8 @@ def _forecast(
         if len(trace.ids) < trace_tokens(count):
             continue
         steps = replay(Steps(trace, count))
-        at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert_bytes)
-        settled[count] = CacheUse(steps[SETTLING_STEPS:], expert_bytes)
+        at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert_bytes, count in fetching)
+        settled[count] = CacheUse(steps[SETTLING_STEPS:], expert_bytes, count in fetching)
     if recorded is not None and not settled:
         raise ConfigError(
             f"--routing-trace: {len(recorded.ids)} tokens are too few; record at least {trace_tokens(1)} "
@@ -215,5 +235,9 @@ def _read(model: ModelShape, trace_file: str) -> RoutingTrace:
 def _replayed(steps: Steps, cached: Mask, movable: Mask, most: int) -> list[StepUse]:
     uses: list[StepUse] = []
     replay_cache(steps, cached, movable=movable, most=most, uses=uses)
-    has_cache = movable.any(axis=1)
-    return [StepUse(*(field * has_cache for field in use)) for use in uses]
+    return _of_layers(np.any(movable, axis=1), uses)
+
+
+def _of_layers(chosen: Mask, uses: Sequence[StepUse]) -> list[StepUse]:
+    """Returns the use with zeros for other layers. chosen: bool [layers]."""
+    return [StepUse(*(field * chosen for field in use)) for use in uses]

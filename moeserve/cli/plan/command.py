@@ -17,6 +17,7 @@ from moeserve.cli.other_flags import in_our_words
 from moeserve.cli.plan.cache_forecast import (
     MOST_STREAMS,
     CacheForecast,
+    can_fetch,
     forecast_cache,
     forecast_disk,
     trace_tokens,
@@ -36,7 +37,7 @@ from moeserve.cli.plan.several_models import as_json as several_json
 from moeserve.cli.plan.several_models import as_text as several_text
 from moeserve.cli.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.cli.plan.tiers import READ_BYTES_PER_S, disk_tier_bytes, forecast_tiers
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, num_drafts
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError, UserError
 from moeserve.models.gpu_features import gpu_shape
@@ -48,9 +49,7 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.placement.group import refuse_placement_flags
-from moeserve.placement.options import (
-    heat_counts,
-)
+from moeserve.placement.options import heat_counts
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.worker.loading.device import choose_device, gpu_obstacle, parse_gpus
@@ -122,7 +121,8 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     on_disk = fit.disk
     cache = None
     if on_disk is None or placement.has_cache:
-        cache = forecast_cache(model, sizes, placement, streams, args.routing_trace)
+        fetches, drafts = on_disk is None and can_fetch(gguf, sizes, placement), num_drafts(config) > 0
+        cache = forecast_cache(model, sizes, placement, streams, args.routing_trace, fetches, drafts)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates, cache)
     from_disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9
     disk_cautions: list[str] = []

@@ -179,10 +179,11 @@ class HybridSpeed:
         seconds = np.full(len(use.steps), beside)
         for index in indices:
             seconds += self._cached_layer_seconds(step, index, use)
-        # Promotions run beside the step. Their reads from RAM lengthen it (docs/results/experts-in-ram.md), and it
-        # takes at least as long as the copies over PCIe, which run one after another.
-        seconds += use.promoted_bytes / self._cpu.read
-        seconds = np.maximum(seconds, use.promoted_bytes / (self._gpu.pcie * self._constants.pcie))
+        if not use.fetches:
+            # Promotions run beside the step. Their reads from RAM lengthen it (docs/results/experts-in-ram.md), and it
+            # takes at least as long as the copies over PCIe, which run one after another.
+            seconds += use.promoted_bytes / self._cpu.read
+            seconds = np.maximum(seconds, use.promoted_bytes / (self._gpu.pcie * self._constants.pcie))
         return streams / float(seconds.mean())
 
     def _cache_use(self, streams: int, *, at_first: bool) -> CacheUse | None:
@@ -271,9 +272,15 @@ class HybridSpeed:
         found = 1.0 - missed / np.maximum(used, 1.0)  # of the routes
         read = routes if step.all_tokens <= SMALL_BATCH_ROWS else used
         on_gpu = found * read * expert.cuda / (self._gpu.read * c.route_read)
-        reading = missed * expert.cpu / (self._cpu.read * c.ram_read)
+        # Copies that fetch experts take the bandwidth that the pool leaves.
+        reading = missed * expert.cpu / (self._cpu.read * (1.0 if use.fetches else c.ram_read))
         in_ram = np.hypot(reading, (1.0 - found) * ops / (self._cpu.expert_ops * PRODUCT_SHARE))
         handoff = np.where(missed > 0, c.handoff_s, c.idle_handoff_s)
+        if use.fetches:
+            # They are complete before the GPU computes its own.
+            fetched = np.array([of.promoted[index] for of in use.steps], np.float64)
+            on_gpu = on_gpu + fetched * expert.cpu / (self._gpu.pcie * c.pcie)
+            handoff = handoff + c.fetch_s
         seconds: npt.NDArray[np.float64] = (
             self._dense_seconds(step, index) + np.maximum(on_gpu, in_ram) + handoff
         )

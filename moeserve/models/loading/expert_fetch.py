@@ -26,10 +26,6 @@ from moeserve.kernels.planes.panels_triton import unpack_scattered
 from moeserve.models.loading.promotion_tables import PLANES, Kind, SlotLayer
 from moeserve.quantization import QUANT_TYPES
 
-# Rows of steps that fetch. In a step of one row few layers miss more than one expert, and a single one is computed
-# sooner by the pool than it is copied. Four and eight rows were measured; with more than 16 a cache gains little.
-ROWS = range(2, 17)
-AT_ONCE = 16  # experts of a layer, at most
 PROGRAMS = 32  # that copy: the GPU has nothing else to do meanwhile
 
 
@@ -44,13 +40,16 @@ class ExpertFetch:
         places: npt.NDArray[np.int32],
         staging: Tensor,
         decay: float,
+        rows: range,
     ) -> None:
         """layers: None for a layer whose experts do not move; all matrices are quantised, without biases. sources: by
         layer, the panels of gate, up and down. slot_map: int32 [layers, experts] on the device. places: int32 [layers,
-        experts]: an expert's place in RAM; -1: it must not move. staging: uint8 [experts, bytes] on the device."""
+        experts]: an expert's place in RAM; -1: it must not move. staging: uint8 [experts, bytes] on the device; as many
+        are fetched at once. rows: of steps that fetch."""
         device, (count, experts) = staging.device, slot_map.shape
-        self._staging = staging[: min(AT_ONCE, experts // 2)]  # a layer's choice takes no more
+        self._staging = staging
         self._decay = decay
+        self._rows = rows
         self._control = torch.zeros(2, dtype=torch.int32, device=device)
         self._scratch = torch.zeros(4, experts, dtype=torch.int32, device=device)
         self._fetched = torch.zeros(count, 4, dtype=torch.int32, device=device)
@@ -66,11 +65,11 @@ class ExpertFetch:
             copies, addresses = self._tables(device)
             first, geometry = 0, np.zeros((MATRICES, GEOMETRY), np.int64)
             for kind in sorted(set(layer.kinds)):
-                step, rows = layer.kinds.count(kind), addresses[first:]
+                step, table = layer.kinds.count(kind), addresses[first:]
                 of_kind = [m for m in range(MATRICES) if layer.kinds[m] == kind]
                 for rank, m in enumerate(of_kind):
                     geometry[m] = self._geometry(layer, panels[m], m, first + rank, step)
-                self._addresses[index].append((kind, rows[: step * len(self._staging)]))
+                self._addresses[index].append((kind, table[: step * len(self._staging)]))
                 first += step * len(self._staging)
             numbers = torch.zeros(geometry.size + geometry.size % 2, dtype=torch.int64)
             numbers[: geometry.size] = torch.from_numpy(geometry).flatten()
@@ -81,7 +80,7 @@ class ExpertFetch:
 
     def takes(self, rows: int) -> bool:
         """Returns whether steps of this number of rows, padding included, fetch experts."""
-        return rows in ROWS
+        return rows in self._rows
 
     def has(self, layer: int) -> bool:
         """Returns whether the layer's experts move."""

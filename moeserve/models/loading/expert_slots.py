@@ -75,17 +75,21 @@ class ExpertSlots:
         """True while a batch is in progress."""
         return self._is_filling
 
-    def fetch(self, places: npt.NDArray[np.int32], decay: float) -> ExpertFetch | None:
+    def fetch(
+        self, places: npt.NDArray[np.int32], decay: float, rows: range, at_once: int
+    ) -> ExpertFetch | None:
         """Returns what fetches experts within steps, into the same slots through the same staging buffer. places: int32
-        [layers, experts], see `ExpertFetch`; decay: factor of the experts' scores per step. Returns None if experts
-        have biases or float matrices, which are copied one by one."""
+        [layers, experts], see `ExpertFetch`; decay: factor of the experts' scores per step; rows: of steps that fetch;
+        at_once: experts of a layer, at most. Returns None if experts have biases or float matrices, which are copied
+        one by one."""
         if not all(layer is None or layer.is_quantised for layer in self._layers):
             return None
         sources = [
             None if layer is None else panels_of(self._panels, index)
             for index, layer in enumerate(self._layers)
         ]
-        return ExpertFetch(self._layers, sources, self._slot_map, places, self._staging, decay)
+        staging = self._staging[: min(at_once, places.shape[1] // 2)]
+        return ExpertFetch(self._layers, sources, self._slot_map, places, staging, decay, rows)
 
     def bytes_of(self, layer: int) -> int:
         """Bytes of one expert in the copied format."""

@@ -44,6 +44,7 @@ class Steps:
 
     def __init__(self, trace: RoutingTrace, streams: int) -> None:
         self._trace = trace
+        self.streams = streams
         tokens = len(trace.ids)
         self._starts = [stream * tokens // streams for stream in range(streams)]
         self.count = tokens // streams

@@ -17,19 +17,23 @@ from moeserve.kernels.handoff.triton import CHANGE, LEAST, MOST, ONE, poll_kerne
 from moeserve.kernels.launch import pdl
 from moeserve.models.loading.expert_fetch import ExpertFetch
 from moeserve.models.loading.expert_maps import GPU, RAM
+from moeserve.placement.expert_cache.fetching import AT_ONCE, REPLAYED_SHARE, replay_fetches
+from moeserve.placement.expert_cache.generate import LOCAL, generate
 from moeserve.placement.expert_cache.policy import DECAY
+from moeserve.placement.expert_cache.replay import Steps
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
 from tests.kernels.experts.slots_world import EXPERTS, FLOATS, PINNED, World
 from tests.support.worker.random_promotions import RandomPolicy
 
 KINDS = (Type.Q8_0, Type.Q8_0, Type.Q4_0)
 TOP_K, WIDER = 2, 3
+ROWS = range(2, 17)
 CACHED = (0, 2)  # layers
 IN_RAM = 4  # an expert of layer 0 that may not move either
 
 
 def fetch_of(world: World) -> ExpertFetch:
-    fetch = world.slots.fetch(np.where(world.movable, world.maps.places, np.int32(-1)), DECAY)
+    fetch = world.slots.fetch(np.where(world.movable, world.maps.places, np.int32(-1)), DECAY, ROWS, AT_ONCE)
     assert fetch is not None
     fetch.start()
     return fetch
@@ -81,9 +85,30 @@ def test_the_choice_and_what_it_leaves(rows: int, share: int) -> None:
     assert world.maps.slots[0, IN_RAM] == -1
 
 
+def test_a_replay_fetches_the_same() -> None:
+    trace = generate(LOCAL, "", tokens=120, layers=2, experts=32, top_k=4, seed=1)
+    cached, movable = np.zeros((2, 32), np.bool_), np.ones((2, 32), np.bool_)
+    cached[:, :12] = True
+    movable[0, 5], movable[1] = False, False
+    uses = replay_fetches(steps := Steps(trace, 3), cached, movable)
+    slots = torch.from_numpy(np.where(cached, np.arange(32), -1))
+    places, scores = torch.from_numpy(np.where(movable, 0, -1)), torch.zeros(2, 32)
+    for step, use in enumerate(uses):
+        used = steps.used(step)
+        for layer in range(2):
+            ids = torch.from_numpy(np.flatnonzero(used[layer]))
+            missed = int((slots[layer][ids] < 0).sum())
+            slots[layer], scores[layer], come = reference.choose_fetched(
+                ids, slots[layer], places[layer], scores[layer], REPLAYED_SHARE, AT_ONCE, DECAY
+            )
+            assert (use.used[layer], use.missed[layer], use.promoted[layer]) == (len(ids), missed, len(come))
+    assert sum(use.promoted[0] for use in uses) > 30
+    assert not any(use.promoted[1] for use in uses)
+
+
 def test_nothing_is_fetched_before_the_start() -> None:
     world = World(KINDS)
-    fetch = world.slots.fetch(world.maps.places, DECAY)
+    fetch = world.slots.fetch(world.maps.places, DECAY, ROWS, AT_ONCE)
     assert fetch is not None
     before = world.maps.slots.clone()
     ids = ints([[2, 3], [4, 5]])
@@ -94,7 +119,7 @@ def test_nothing_is_fetched_before_the_start() -> None:
 
 
 def test_floats_are_promoted_only() -> None:
-    assert World(FLOATS).slots.fetch(np.zeros((3, EXPERTS), np.int32), DECAY) is None
+    assert World(FLOATS).slots.fetch(np.zeros((3, EXPERTS), np.int32), DECAY, ROWS, AT_ONCE) is None
 
 
 def fetching_cache(world: World) -> tuple[ExpertFetch, ExpertCache]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from moeserve.cli.plan.cache_forecast import forecast_cache
+from moeserve.cli.plan.cache_forecast import can_fetch, forecast_cache
 from moeserve.placement import Gpu, ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.expert_cache.generate import LOCAL, generate
 from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES
@@ -79,6 +80,34 @@ def test_promotions_have_less_room_where_nothing_streams(sizes: ModelSizes) -> N
         assert forecast is not None
         most.append(max(step.promoted.sum() for step in forecast.at_first[4].steps))
     assert most[0] > most[1] == UNSTREAMED_STEP_BYTES // max(layer.expert.cpu for layer in sizes.layers)
+
+
+def test_steps_of_several_rows_fetch(sizes: ModelSizes) -> None:
+    """Then more experts are found, although a step exchanges no more of them than it misses."""
+    half = place(sizes, PlacementOptions(num_gpu_experts=64), Gpu(64 << 30, 0)).with_cache(sizes)
+    promoted, fetched, beside_drafts = (
+        forecast_cache(SHAPE, sizes, half, [1, 2, 4], None, *options)
+        for options in ((False, False), (True, False), (True, True))
+    )
+    assert promoted is not None
+    assert fetched is not None
+    assert beside_drafts is not None
+    fetching = [[use.fetches for use in of.settled.values()] for of in (promoted, fetched, beside_drafts)]
+    assert fetching == [[False, False, False], [False, True, True], [False, False, True]]
+    assert fetched.settled[1].hit_rate == promoted.settled[1].hit_rate
+    assert fetched.settled[4].hit_rate > promoted.settled[4].hit_rate + 0.01
+    assert all((step.promoted <= step.missed).all() for step in fetched.settled[4].steps)
+
+
+def test_floats_and_biases_are_not_fetched(sizes: ModelSizes, placement: Placement) -> None:
+    layers = tuple(replace(layer, unpacked=1) for layer in sizes.layers)
+    tensors = {name: () for layer in layers for name in layer.expert_tensors}
+    bias = next(iter(tensors)).replace(".weight", ".bias")
+    plain, biased = SimpleNamespace(tensors=tensors), SimpleNamespace(tensors={**tensors, bias: ()})
+    quantised, mixed = replace(sizes, layers=layers), replace(sizes, layers=(*layers[:-1], sizes.layers[-1]))
+    assert can_fetch(plain, quantised, placement)
+    assert not can_fetch(biased, quantised, placement)
+    assert not can_fetch(plain, mixed, placement)
 
 
 def test_too_many_streams_for_a_trace_are_left_out(

@@ -135,10 +135,10 @@ def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
     assert best[256] < 0.9 * min(on_cpu[256], streamed[256])
 
 
-def steps_of(missed: list[int], promoted: int = 0) -> CacheUse:
-    """Steps with so many misses of each of four layers' eight experts, and promotions of 1 MB."""
+def steps_of(missed: list[int], promoted: int = 0, *, fetches: bool = False) -> CacheUse:
+    """Steps with so many misses of each of four layers' eight experts, and promotions or fetches of 1 MB."""
     steps = [StepUse(np.full(4, 8), np.full(4, n), np.full(4, promoted)) for n in missed]
-    return CacheUse(steps, np.full(4, 1_000_000))
+    return CacheUse(steps, np.full(4, 1_000_000), fetches)
 
 
 def cached_speed(settled: CacheUse, at_first: CacheUse | None = None, rates: CpuRates = RATES) -> HybridSpeed:
@@ -168,6 +168,18 @@ def test_a_promotion_takes_a_step_as_long_as_reading_it() -> None:
         for promoted in (0, 3)
     ]
     assert 1 / rates[1] - 1 / rates[0] == pytest.approx(4 * 3 * 1e6 / 1e9)
+
+
+def test_a_fetch_reads_an_expert_once() -> None:
+    """Within the misses of a step, and a step cannot be shorter than its copies take."""
+    slow = dataclasses.replace(RATES, read=1e9)
+    fetched, kept, promoted = (
+        cached_speed(steps_of([8], count, fetches=fetches), rates=slow).decode(1, 512)
+        for count, fetches in ((3, True), (0, True), (3, False))
+    )
+    assert fetched == pytest.approx(kept)
+    assert fetched > 1.2 * promoted
+    assert cached_speed(steps_of([8], 6250, fetches=True)).decode(1, 512) < 1.0  # 25 GB a step
 
 
 def test_a_text_begins_with_the_experts_of_another() -> None:

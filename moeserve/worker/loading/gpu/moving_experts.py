@@ -20,6 +20,7 @@ from moeserve.models.loading.gpu_weights import GpuWeights
 from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.placement import Placement
+from moeserve.placement.expert_cache.fetching import AT_ONCE, rows_that_fetch
 from moeserve.placement.expert_cache.policy import DECAY, STEP_BYTES, UNSTREAMED_STEP_BYTES
 from moeserve.worker.engines.gpu.disk_promotions import DiskPromotions
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
@@ -59,8 +60,7 @@ class MovingExperts:
         self, weights: GpuWeights, placement: Placement, model: GpuDecoder, has_drafts: bool
     ) -> ExpertCache | None:
         """Returns the expert cache, which exchanges experts between RAM and the GPU; None if no experts move.
-        has_drafts: whether steps may have drafts; then none fetches, because steps of one row and of several alternate,
-        and each change waits for the step before. It was not measured."""
+        has_drafts: whether steps may have drafts."""
         if self.maps is None or self.panels is None or self.experts is None:
             return None
         movable = np.zeros_like(self.maps.on_gpu)
@@ -79,8 +79,11 @@ class MovingExperts:
         if self.experts.disk is not None:
             disk = DiskPromotions(self.experts.disk, self.experts, self.maps.places)
         fetch = None
-        if disk is None and not has_drafts:
-            fetch = moved.fetch(np.where(movable, self.maps.places, np.int32(-1)), DECAY)
+        if disk is None:
+            layers = np.any(movable, axis=1)
+            in_ram = float(np.mean((movable & ~self.maps.on_gpu)[layers]))
+            rows = rows_that_fetch(model.shape.top_k, in_ram, has_drafts=has_drafts)
+            fetch = moved.fetch(np.where(movable, self.maps.places, np.int32(-1)), DECAY, rows, AT_ONCE)
             model.fetch_missed(fetch)
         return ExpertCache(
             self.maps, moved, movable, model.expert_token_counts, model.pool_reads, disk, fetch
