@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.planes.books import BookBytes
 from moeserve.quantization.quant_type import QuantType, TritRun, Trits
 
@@ -31,6 +30,9 @@ def trit_bytes(kind: QuantType, blocks: Tensor) -> BookBytes:
 def trit_panel_bytes(blocks: Tensor) -> BookBytes:
     """Returns the bytes of planes for block columns of panels (csrc/formats/panel_layout.h), uint8 [panels, blocks,
     bytes]. Vector i of a half has quads 5 i to 5 i + 4, a digit each."""
+    # Imported here, because only panels need the C++ extension; `repack.py` imports this module too.
+    from moeserve.kernels._C import PANEL_ROWS
+
     header = 2 * PANEL_ROWS
     vectors = blocks[..., header:].unflatten(
         -1, (2, -1, 1, 16, 4)
