@@ -52,9 +52,10 @@ class EngineConfig(SpeculativeConfig):
     expert_ram: float | None = option(
         None,
         "CPU engine",
-        "RAM for routed experts. Experts that do not fit are read from the GGUF file whenever a token is "
-        "routed to them, which is slower. Lower it to leave RAM to other programs (default: all experts; if "
-        "they do not fit, as many as fit beside the other weights and a small KV pool)",
+        "RAM for routed experts. If it does not hold all, an expert that is missing when a token is routed to it "
+        "is read from the GGUF file, which is slower, and takes the place of one that was used less. Lower it to "
+        "leave RAM to other programs (default: all experts; if they do not fit, as many as fit beside the other "
+        "weights and a small KV pool)",
         low=0.001,
         high=1e6,
         metavar="GIB",

@@ -76,8 +76,9 @@ class Process:
         self.context.destroy()
 
     def ready(self, *, url: str | None = None, engine: WorkerReady | None = None) -> None:
-        """Tells the launcher that this process is ready. Call it once, with every socket bound. httpserver passes
-        its URL, the worker what it has allocated."""
+        """Tells the launcher that this process is ready, and from now on bounds its memory if --max-process-memory says
+        so for this process. Call it once, with every socket bound. httpserver passes its URL, the worker what it has
+        allocated."""
         self.is_ready = True
         if self.name in BOUNDED and self.config.max_process_memory is not None:
             bound_memory(int(self.config.max_process_memory * GIB))

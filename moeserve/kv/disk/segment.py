@@ -179,8 +179,8 @@ class Segment:
         self.checksums[key] = (number, checksum)
 
     def read(self, key: bytes, page: memoryview) -> bool:
-        """Reads the page of `key` into `page`. Returns False if its checksum does not match. Raises OSError, and
-        KeyError if the segment does not have the key."""
+        """Reads the page of `key` into `page`. Returns False if the file ends within the page or the page's checksum
+        does not match. Raises OSError, and KeyError if the segment does not have the key."""
         number, checksum = self.checksums[key]
         at, offset = 0, HEADER_BYTES + number * self._page_bytes
         while at < len(page):

@@ -36,8 +36,9 @@ class GpuFfnInputs:
         self._eps = eps
 
     def fuses_router_norm(self, index: int, s: GpuWorkspace) -> bool:
-        """Returns whether the norm before the router and the router are one kernel; then the next norm adds the
-        attention's output. index: of the layer, from 0."""
+        """Returns whether one kernel computes the norm before the router and the router's product. That kernel leaves
+        the residual as it is: the next norm, after the feed-forward, also adds the attention's output to it. index: of
+        the layer, from 0."""
         ffn = self._layers[index]
         if not isinstance(ffn, GpuMoe) or ffn.sandwich is not None or not s.is_small_batch:
             return False
