@@ -173,8 +173,9 @@ def serve(
     request_tracer: DetokenizeTracer | None = None,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Handles messages until Shutdown and sleeps while there are none. `heartbeat` is called when the launcher asks for
-    one. Raises ChannelFull when the router or httpserver takes no messages, CodecError for a malformed message."""
+    """Handles messages until Shutdown and sleeps while there are none. Sends httpserver a heartbeat every HEARTBEAT_S.
+    `heartbeat` is called when the launcher asks for one. Raises ChannelFull when the router or httpserver takes no
+    messages, CodecError for a malformed message."""
     beat_at = 0.0
     while True:
         now = time.monotonic()

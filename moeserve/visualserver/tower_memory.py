@@ -59,8 +59,9 @@ def gpu_bytes(shape: TowerShape, max_tokens: int) -> int:
 
 
 def takes_gpu(config: ServerConfig, shape: TowerShape, gpu: int | None) -> bool:
-    """Returns whether the tower computes on the GPU, by --mmproj-device. gpu: bytes of memory of the GPU that holds the
-    model or a part of it; None: no GPU holds any of it."""
+    """Returns whether the tower computes on the GPU, by --mmproj-device; with "auto" it does if it takes at most 1 /
+    AUTO_SHARE of the GPU's memory. gpu: bytes of memory of the GPU that holds the model or a part of it; None: no GPU
+    holds any of it."""
     if config.mmproj_device != "auto":
         return config.mmproj_device == "cuda"
     if gpu is None:

@@ -61,8 +61,9 @@ class DraftedDecode:
                 yield Figure.of(f"at {right:.0%}", batch, prompt, 0, gen, timed, rates)
 
     def run(self, batch: int, first: int, gen: int, right: float) -> tuple[float, int]:
-        """Decodes until the sequences have on average got `gen` tokens. first: known tokens of each sequence. right:
-        share of accepted drafts. Returns the seconds, and the tokens of all sequences together."""
+        """Decodes until the sequences have on average got `gen` tokens, or one of them has no room for more. first:
+        known tokens of each sequence. right: share of accepted drafts. Returns the seconds, and the tokens of all
+        sequences together."""
         self._runner.force_acceptance(right)
         room = room_of(gen, self._drafts)
         kinds = self._runner.ready().kv_slot_kinds

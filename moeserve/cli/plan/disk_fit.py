@@ -119,7 +119,8 @@ def fit_disk(
     free: int,
 ) -> DiskFit | None:
     """Returns which experts `free` bytes of RAM hold; None if they hold all, or if the model's experts cannot stay on
-    disk. Raises ConfigError if they do not hold the experts of one token."""
+    disk. Raises ConfigError if they do not hold the experts of one token, or if --expert-ram or a placement rule asks
+    for what is impossible."""
     names = [name for index in range(model.num_layers) for name in expert_tensors(model, index)]
     if not names or any(source.experts_in_file(name) is None for name in names):
         if config.expert_ram is not None:

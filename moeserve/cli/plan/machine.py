@@ -47,9 +47,9 @@ MOST_STEPS = 100  # at most, so that the context stays short
 
 
 def measure(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRates:
-    """Measures and returns the CPU's rates: bytes read and operations computed per second, and fixed seconds per
-    operation and step. config: threads, isa and places are the server's. Raises ModelError for a type without CPU
-    kernels."""
+    """Measures and returns the CPU's rates: bytes read and operations computed per second, fixed seconds per operation,
+    row and step, and the size of the last-level cache. config: threads, isa and places are the server's. Raises
+    ModelError for a type without CPU kernels."""
     check_cpu_types(gguf, [_dense_name(model), *_expert_names(model)])
     steps = _packaged_steps(config)  # first, because it refuses an unsupported --isa
     stream = CpuStream(

@@ -28,8 +28,8 @@ def refusal_of(scope: Scope) -> Refusal | None:
 
 
 async def refuse(scope: Scope, send: Send, apis: ApiTable, error: ApiError) -> None:
-    """Answers with `error`. If the body has not arrived completely, the connection is closed after the answer
-    (`sliced_connection.py`)."""
+    """Answers with `error`, and notes the refusal for the metrics. If the body has not arrived completely, the
+    connection is closed after the answer (`sliced_connection.py`)."""
     note_refusal(scope, error)
     body = orjson.dumps(apis.error_body(scope["path"], error, state_of(scope).request_id))
     headers = {

@@ -216,8 +216,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def head_came(self) -> None:
-        """Called when the head is complete and valid. Starts the application now; for an unadmitted request
-        (`turns.py`), in a later turn."""
+        """Called when the head is complete and valid. Refuses a request without a path; otherwise starts the
+        application now, or for an unadmitted request (`turns.py`) in a later turn."""
         if not _has_path(self.url):
             self.refuse_unreadable()
             return

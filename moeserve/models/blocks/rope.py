@@ -17,8 +17,8 @@ _POSITIONS = 1 << 14  # positions computed at once
 def rope_tables(
     config: ModelShape, length: int, form: AttentionForm | None = None, factors: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns cos and sin of every position's angles, float32 [length, rotary_dim / 2] each, times YaRN's
-    magnitude.
+    """Returns cos and sin of every position's angles, float32 [length, rotary_dim / 2] each, times the magnitude of
+    YaRN or LongRoPE; 1 and 0 for a form without positions.
 
     form: the attention form; None: the model's only one. factors: [1, head_dim / 2], divide the frequencies of forms
     with `has_rope_factors`; the first rotary_dim / 2 are used. LongRoPE's are [2, rotary_dim / 2]: the second row is

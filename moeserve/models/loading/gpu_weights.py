@@ -330,7 +330,7 @@ def has_float_weights(weights: GpuWeights) -> bool:
 def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
     """Returns the dtype that tensor cores multiply in large batches. This is bfloat16, which cannot overflow and is
     more precise than the int8 of small batches. Models with float16 weights use float16, because bfloat16 has three
-    bits less. Triton's interpreter has no bfloat16."""
+    bits less. On another device than CUDA it is float32: Triton's interpreter has no bfloat16."""
     if device.type != "cuda":
         return torch.float32
     matrices = [mixer.output.first for layer in weights.layers for mixer in layer.mixers]

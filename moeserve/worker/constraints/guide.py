@@ -80,7 +80,8 @@ class Guide:
 
     def fill(self, mask: Bits) -> bool:
         """Sets the bits of the tokens that may come next in mask, int32 [words] (see Matcher.fill). Returns False, with
-        the mask unset, if all may. Raises GrammarError if the mask cannot be computed."""
+        the mask unset, if all may. Banned sequences that would leave no token are ignored. Raises GrammarError if the
+        mask cannot be computed."""
         is_masked = self._fill_allowed(mask)
         if self._forced or not (bad := self._completing()):
             return is_masked

@@ -115,8 +115,9 @@ class PageMover:
     # ---------------------------------------------------------------- orders
 
     def write(self, orders: PageOrders, wrong: WrongSlots | None = None) -> None:
-        """Copies pages out of their slots, between two steps; later work may overwrite the slots. wrong: pages and
-        states of slots for which it says so are skipped, which is reported; None: none are."""
+        """Copies pages out of their slots, between two steps; later work may overwrite the slots. Also starts the
+        copies of pages from RAM to disk, and notes which pages in RAM were used. wrong: pages and states of slots for
+        which it says so are skipped, which is reported; None: none are."""
         if self._ram is not None and orders.used:
             used = orders.used
             self._ram.use(used[at : at + PAGE_KEY_BYTES] for at in range(0, len(used), PAGE_KEY_BYTES))

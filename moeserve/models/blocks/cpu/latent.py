@@ -60,9 +60,9 @@ def store_latent(
     *,
     chooses: bool = False,
 ) -> None:
-    """Launches two operations: one stores the latents in the KV cache, and one computes the parts of q that need no
-    product. With an indexer, also launches those that store the index keys and, if a row `chooses` its keys, compute
-    the index queries."""
+    """Launches the operation that stores the latents in the KV cache and computes the parts of q that need no product.
+    With an indexer, also launches the one that stores the index keys and, if a row `chooses` its keys, computes the
+    index queries."""
     s = space.latent
     assert s is not None
     if w.indexer is not None and shape.indexer is not None and space.indexer is not None:

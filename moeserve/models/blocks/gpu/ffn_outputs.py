@@ -127,9 +127,9 @@ class FfnOutputs:
         return LayerRouting(s.router_logits, routes.expert_ids[:, : moe.top_k], weights)
 
     def sum_over_gpus(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches the sum of the layer's output over the GPUs, if it is divided among them. In a large batch it is
-        left in s.output, after attention's output was added to x. index: of the layer, from 0; count: int32 [1] on the
-        device, the number of valid rows."""
+        """Launches the sum of the layer's output, the CPU pool's part included, over the GPUs, if it is divided among
+        them. In a large batch it is left in s.output, after attention's output was added to x. index: of the layer,
+        from 0; count: int32 [1] on the device, the number of valid rows."""
         if not self._sums.sums_ffn(index):
             return
         routes = self.routes(index, s)

@@ -33,8 +33,8 @@ def with_scales(
     path: Path, stored: dict[str, StoredTensor], config: dict[str, Any]
 ) -> dict[str, StoredTensor]:
     """Returns the tensors, with the scales of each 8-bit float matrix attached to it instead of beside it; parts of a
-    table are left to sharded_table.py. config: quantization_config. Raises ModelError for scales whose blocks do not
-    fit."""
+    table are left to sharded_table.py. config: quantization_config. Raises ModelError for scales that are missing or
+    whose blocks do not fit."""
     block = block_size(path, config)
     found = dict(stored)
     for name, tensor in stored.items():

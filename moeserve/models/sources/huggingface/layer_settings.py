@@ -176,8 +176,8 @@ def number(
 def limits(
     path: Path, config: Mapping[str, Any], name: str, layers: int
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns the limit of the activation in each layer, float32 [layers]; 0: no limit. Raises ModelError if the
-    setting is no list of `layers` numbers from 0 to 1e6 or nulls."""
+    """Returns the limit of the activation in each layer, float32 [layers]; 0: no limit, as in all layers without the
+    setting. Raises ModelError if the setting is no list of `layers` numbers from 0 to 1e6 or nulls."""
     given = config.get(name) or [0.0] * layers
     if not isinstance(given, list) or len(given) != layers:
         raise SettingError(

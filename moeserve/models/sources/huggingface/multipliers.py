@@ -31,8 +31,8 @@ def multiplier_keys(
 
 
 def multiplied(names: Mapping[str, str]) -> Made:
-    """Returns a function that yields the matrices whose factors are not all 1. names: GGUF parts -> names after
-    "model.layers.N."."""
+    """Returns a function that yields the matrices whose factors are not all 1, with their rows multiplied by the
+    factors, and removes them from `stored`. names: GGUF parts -> names after "model.layers.N."."""
 
     def made(
         path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]

@@ -109,7 +109,8 @@ class SequenceMemory(Protocol):
 
     def detach(self, request: HeldSequence, *, forget: bool = False, preempted: bool = False) -> None:
         """Takes back all slots of a request. The slots of its known tokens stay cached until evicted, and its state
-        becomes a snapshot; with `forget`, slots that no other request references are freed at once."""
+        becomes a snapshot; with `forget`, slots that no other request references are freed at once. preempted: the
+        request will be bound again, which the snapshot's kind tells."""
         ...
 
     # ---------------------------------------------------------------- steps

@@ -65,9 +65,10 @@ class GpuLoadPlan:
 def plan_load(
     config: ServerConfig, source: ModelSource, device: torch.device, ranks: RankGroup | None
 ) -> GpuLoadPlan:
-    """Returns the plan by which the model is loaded: its shape, placement and sizes; loads no weights. source: the
-    whole model. ranks: the group that shares it and agrees on the plan; None: this GPU has all of it. Raises ModelError
-    for a bad file, ConfigError for an impossible configuration, AdapterError."""
+    """Returns the plan by which the model is loaded: its shape, placement and sizes; loads no weights, but claims the
+    disk tier's folder, opens the recorder and connects the ranks. source: the whole model. ranks: the group that shares
+    it and agrees on the plan; None: this GPU has all of it. Raises ModelError for a bad file, ConfigError for an
+    impossible configuration, AdapterError."""
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if ranks is not None:

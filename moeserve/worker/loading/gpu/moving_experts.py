@@ -100,8 +100,8 @@ def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:
 
 def pinned_panels(experts: RamExperts, placement: Placement, device: torch.device) -> PinnedPanels | None:
     """Returns the experts in RAM as pinned memory, from which a GPU can copy in the background. Returns None if experts
-    are neither streamed nor cached. If the memory cannot be pinned, logs a warning and returns None, or raises
-    ConfigError if a placement rule requires streaming."""
+    are neither streamed nor cached. If the memory cannot be pinned, or lies on several NUMA nodes, logs a warning and
+    returns None, or raises ConfigError if a placement rule requires streaming."""
     if not placement.stream_bytes and not placement.has_cache:
         return None
     if experts.stream.nodes > 1:
