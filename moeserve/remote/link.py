@@ -56,8 +56,9 @@ class Link:
         self._is_first = True
 
     def run(self) -> None:
-        """Connects to the worker again and again, and forwards bytes both ways. Never returns; the launcher ends the
-        process. Raises ConfigError if the first worker that answers does not match the server."""
+        """Connects to the worker again and again, and forwards bytes both ways; the first connection makes this process
+        ready. Never returns; the launcher ends the process. Raises ConfigError if the first worker that answers does
+        not match the server."""
         delay = RETRY_S
         while True:
             try:

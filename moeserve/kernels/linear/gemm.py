@@ -175,8 +175,8 @@ def accumulate_k_blocks(
     acc, up_acc, codes, scales, supers, up_codes, up_scales, up_supers, x, tokens_live, r, first,
     COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
-    """Adds the products of K blocks `first` .. + KB - 1 to acc [BN, BM] and, unless F_UP is None, to up_acc. x:
-    pointers [BM] to the rows of activations; other arguments as for row_pointers."""
+    """Returns acc and up_acc, float32 [BN, BM] each, with the products of K blocks `first` .. + KB - 1 added; up_acc
+    unchanged if F_UP is None. x: pointers [BM] to the rows of activations; other arguments as for row_pointers."""
     at, live_bytes, words, live, d = row_pointers(codes, scales, supers, r, first, COLS, F, KB)
     low, high, word, min_word = at, at, words, words
     if F_UP is not None:

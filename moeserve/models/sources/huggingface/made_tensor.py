@@ -144,8 +144,8 @@ def misfit(path: Path, prefix: str) -> ModelError:
 
 
 def numbers_of(tensor: StoredTensor) -> npt.NDArray[Any]:
-    """Returns the tensor as unsigned integers of the same width (bfloat16's for 8-bit floats, float32's for scaled
-    integers), for moving values without computing."""
+    """Returns the tensor's numbers as unsigned integers of the same width, for moving values without computing. A
+    quantised tensor is dequantised first: 8-bit floats to bfloat16, scaled integers to float32."""
     if tensor.scales is not None:
         return dequantized(tensor)
     if tensor.packed is not None:

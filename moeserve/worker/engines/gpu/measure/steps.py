@@ -24,8 +24,9 @@ def measure_steps(
 ) -> list[MeasuredStep]:
     """Times decode steps of 1, 2, 4 .. rows (up to the rows with drafts) at short contexts, and chunks of 16, 32 ..
     tokens at a prompt's beginning and deep in it, in a second or two. Returns one entry for each (chunks: for each
-    position), with its milliseconds. May be called only before the first request. agree: makes the seconds equal on all
-    GPUs, so that they run the same steps. on_timed: called with the number of sizes done and the maximum."""
+    position), with its milliseconds. Longer chunks than one of LONGEST_S seconds are not timed. May be called only
+    before the first request. agree: makes the seconds equal on all GPUs, so that they run the same steps. on_timed:
+    called with the number of sizes done and the maximum."""
     measured = []
     largest = min(engine.max_step_rows, max_model_len)
     decode_rows = min(max(max_num_seqs, engine.facts.max_drafts_size), engine.max_step_rows)
