@@ -11,6 +11,7 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.processes.control_groups import tasks_left
 from moeserve.processes.cpus import usable_cores
+from moeserve.processes.kernel_calls import check_kernel_calls
 
 MAX_OPEN_FILES: Final = 65536
 MIN_OPEN_FILES: Final = 256
@@ -28,7 +29,8 @@ _CAP_IPC_LOCK: Final = 14
 def prepare_limits() -> None:
     """Raises the soft limits of open files and of the stack, which all child processes inherit: the usual 1024 files
     are below the number of connections that the queue holds. Raises ConfigError if a hard limit is too low for any
-    server."""
+    server, or if the kernel lacks a call."""
+    check_kernel_calls()
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
         raise ConfigError(

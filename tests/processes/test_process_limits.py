@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -52,6 +53,24 @@ def test_a_limit_that_is_too_low_is_told(kind: int, limit: int, said: str) -> No
     assert result.returncode == EXIT_FAILED, result.stderr
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSYS, "has no pidfd_open .*: a server needs Linux 5.3 or newer"),
+        (errno.EPERM, "forbids pidfd_open: update the container runtime"),
+    ],
+)
+def test_a_kernel_without_a_call_is_told(monkeypatch: pytest.MonkeyPatch, number: int, said: str) -> None:
+    """The start ended with a traceback."""
+
+    def fail(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    with pytest.raises(ConfigError, match=said):
+        limits.prepare_limits()
 
 
 def test_too_few_tasks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
