@@ -23,7 +23,7 @@ from tests.e2e.survival.killed_answers import (
     text,
 )
 from tests.support.nightly import nightly_after
-from tests.support.servers.server import Server, running_server
+from tests.support.servers.server import Server
 from tests.support.servers.waiting import within
 
 
@@ -48,8 +48,8 @@ def drafting(tiny_model: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model: Path) -> list[Any]:
-    with running_server(tiny_model) as server, all_at_once(server, requests()) as futures:
+def expected(server: Server) -> list[Any]:
+    with all_at_once(server, requests()) as futures:
         return [future.result()[0] for future in futures]
 
 
@@ -79,7 +79,7 @@ def test_killed_in_the_middle(drafting: Server, expected: list[Any], name: str) 
 
 
 @pytest.mark.cpu_engine("a small model drafts on the CPU alone so far")
-def test_a_model_that_drafts() -> None:
+def test_a_model_that_drafts(demonstration: Server) -> None:
     """The demonstration model, for itself: what it drafts at temperature 0 is right. Another worker begins with none of
     its KV."""
     bodies = [
@@ -89,9 +89,8 @@ def test_a_model_that_drafts() -> None:
             {"prompt": "The little dog", "max_tokens": 60, "temperature": 0.7, "seed": 5},
         ),
     ]
+    expected = [stream(demonstration, *body)[0] for body in bodies]
     path = demonstration_model()
-    with running_server(path) as server:
-        expected = [stream(server, *body)[0] for body in bodies]
     with always_drafting(path, "--speculative-model", str(path)) as server:
         assert stream(server, *bodies[0])[0] == expected[0]
         metrics = server.metrics()
