@@ -29,6 +29,8 @@ class Model:
         start = time.perf_counter()
         self.model = llama.llama_model_load_from_file(path.encode(), params)
         self.load_s = time.perf_counter() - start
+        if not self.model:
+            raise SystemExit(f"llama.cpp cannot load {path}; its log is silenced here, llama-bench shows it")
         context = llama.llama_context_default_params()
         context.n_ctx = streams * TOKENS
         context.n_batch = context.n_ubatch = 512

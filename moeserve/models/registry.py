@@ -59,6 +59,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "granitehybrid": "granitehybrid.family",
     "lfm2moe": "lfm2moe.family",
     "deepseek4": "deepseek4.family",
+    "deepseek": "deepseekmoe.family",
     "cohere2moe": "cohere2moe.family",
     "glm5-next": "glm5next.family",
     "glm5next": "glm5next.family:EARLIER_FAMILY",

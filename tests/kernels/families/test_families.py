@@ -36,6 +36,7 @@ OWN = [
     OWN_FIXTURES / "tiny-kimik3-f16.gguf",
     OWN_FIXTURES / "tiny-bailing3-f16.gguf",
     OWN_FIXTURES / "tiny-bailing1-f16.gguf",
+    OWN_FIXTURES / "tiny-deepseek1-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf",
     OWN_FIXTURES / "tiny-granitehybrid-f16.gguf",
     OWN_FIXTURES / "tiny-lfm2moe-f16.gguf",

@@ -53,6 +53,7 @@ CASES = [
         "lfm2moe-f16",
         "kimik3-f16",
         "bailing1-f16",
+        "deepseek1-f16",
     )
     for name in MIXTURE
 ]

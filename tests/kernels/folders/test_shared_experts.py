@@ -1,4 +1,4 @@
-"""Folders of Ling 1, beside transformers' Qwen2-MoE, which computes the same where its shared expert's gate is 1/2."""
+"""Folders of Ling 1 and DeepSeekMoE, beside transformers' Qwen2-MoE, whose shared expert's gate is 1/2 here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moeserve.models.bailingmoe.family import FAMILY
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder
 from moeserve.models.registry import family_of_config
@@ -20,6 +19,18 @@ from tests.kernels.folders.folder_variants import edit_config
 from tests.kernels.operations import ISAS, stream_of
 from tests.support.models.hugging_face_model import write_qwen2_moe
 
+DEEPSEEK = {
+    "architectures": ["DeepseekForCausalLM"],
+    "model_type": "deepseek",
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "rope_scaling": None,
+    "rope_theta": 600000.0,
+    "scoring_func": "softmax",
+}
 SETTINGS = {
     "architectures": ["BailingMoeForCausalLM"],
     "model_type": "bailing_moe",
@@ -32,21 +43,17 @@ SETTINGS = {
     "rope_scaling": None,
     "rope_theta": 600000.0,
 }
-FOREIGN = ("shared_expert_intermediate_size", "qkv_bias", "decoder_sparse_step", "rope_parameters")
+FOREIGN = (
+    *("shared_expert_intermediate_size", "qkv_bias", "decoder_sparse_step", "rope_parameters"),
+    "mlp_only_layers",
+)
 
 
-def write_ling(folder: Path, truth: Path) -> None:
-    """Ling 1 in `folder`, and in `truth` the Qwen2-MoE whose logits it has."""
-    rope = {"rope_type": "default", "rope_theta": SETTINGS["rope_theta"]}
-    write_qwen2_moe(
-        truth,
-        torch.float32,
-        shared_expert_intermediate_size=192,
-        moe_intermediate_size=96,
-        norm_topk_prob=True,
-        qkv_bias=False,
-        rope_parameters=rope,
-    )
+def write_folders(folder: Path, truth: Path, settings: dict[str, Any], **changes: Any) -> None:
+    """A model of these settings in `folder`, and in `truth` the Qwen2-MoE whose logits it has."""
+    rope = {"rope_type": "default", "rope_theta": settings["rope_theta"]}
+    own = {"shared_expert_intermediate_size": 192, "moe_intermediate_size": 96, "qkv_bias": False}
+    write_qwen2_moe(truth, torch.float32, rope_parameters=rope, **own, **changes)
     weights = whole(truth)
     for name in weights:
         if name.endswith("shared_expert_gate.weight"):
@@ -55,10 +62,11 @@ def write_ling(folder: Path, truth: Path) -> None:
     folder.mkdir()
     for file in truth.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    save_file(renamed(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    ours = renamed(weights, is_ling=settings is SETTINGS)
+    save_file(ours, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((truth / "config.json").read_text())
     config = {key: value for key, value in config.items() if key not in FOREIGN}
-    (folder / "config.json").write_text(json.dumps(config | SETTINGS))
+    (folder / "config.json").write_text(json.dumps(config | settings))
 
 
 def whole(folder: Path) -> dict[str, torch.Tensor]:
@@ -71,14 +79,17 @@ def whole(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def renamed(weights: dict[str, torch.Tensor], *, is_ling: bool) -> dict[str, torch.Tensor]:
     ours = {}
     for name, value in weights.items():
-        if "shared_expert_gate" in name or ".k_proj" in name or ".v_proj" in name:
+        if "shared_expert_gate" in name or (is_ling and (".k_proj" in name or ".v_proj" in name)):
             continue
-        new = name.replace("embed_tokens", "word_embeddings").replace("self_attn.o_proj", "attention.dense")
-        new = new.replace("mlp.shared_expert.", "mlp.shared_experts.")
-        if ".q_proj" in name:
+        new = name.replace("mlp.shared_expert.", "mlp.shared_experts.")
+        if is_ling:
+            new = new.replace("embed_tokens", "word_embeddings").replace(
+                "self_attn.o_proj", "attention.dense"
+            )
+        if is_ling and ".q_proj" in name:
             new = new.replace("self_attn.q_proj", "attention.query_key_value")
             value = torch.cat([weights[name.replace("q_proj", f"{part}_proj")] for part in "qkv"])
         ours[new] = value / 2 if "shared_experts.down_proj" in new else value.contiguous()
@@ -87,7 +98,7 @@ def renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def ling(tmp_path: Path) -> tuple[Path, Path]:
-    write_ling(tmp_path / "ling", tmp_path / "truth")
+    write_folders(tmp_path / "ling", tmp_path / "truth", SETTINGS, norm_topk_prob=True)
     return tmp_path / "ling", tmp_path / "truth"
 
 
@@ -95,15 +106,23 @@ def logits_of(folder: Path) -> torch.Tensor:
     return Engine(stream_of(ISAS[0], threads=1), folder).logits(TOKENS)
 
 
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        (SETTINGS, {"norm_topk_prob": True}),
+        (DEEPSEEK, {"norm_topk_prob": False, "mlp_only_layers": [0], "num_experts": 8}),
+    ],
+    ids=["Ling 1", "DeepSeekMoE"],
+)
 def test_a_folder_is_what_transformers_computes(
-    ling: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import Qwen2MoeForCausalLM
 
-    folder, truth = ling
-    expected = transformers_logits(
-        Qwen2MoeForCausalLM.from_pretrained(truth, dtype=torch.float32), monkeypatch
-    )
+    folder, truth = tmp_path / "tiny", tmp_path / "truth"
+    write_folders(folder, truth, settings, **changes)
+    model = Qwen2MoeForCausalLM.from_pretrained(truth, dtype=torch.float32)
+    expected = transformers_logits(model, monkeypatch)
     logits = logits_of(folder)
     errors = ((logits - expected) ** 2).mean(-1) / (expected**2).mean()
     assert errors.median() < 1e-6
@@ -161,4 +180,3 @@ def test_architectures_tell_ling_1_from_ling_2(architectures: Any, expected: str
         Path("config.json"), {"model_type": "bailing_moe", "architectures": architectures}
     )
     assert family.architecture == expected
-    assert FAMILY.hugging_face is not None
