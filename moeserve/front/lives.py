@@ -45,6 +45,7 @@ class ModelLives:
         self.models: list[PooledModel] = []  # includes removed models until their servers have ended
         self.surroundings = surroundings
         self.budget = budget
+        self.limit = ""  # the limit of which the budget is a share, as `limit_note` says it; "": none
         self.elsewhere = Memory(0)  # part of the budget that an earlier server of an upgrade still holds
         self._folders_elsewhere: frozenset[str] = frozenset()
         self.is_draining = False  # nothing is loaded any more
@@ -155,7 +156,7 @@ class ModelLives:
 
     def _is_too_large(self, model: PooledModel, need: Memory) -> None:
         room = room_beside_pinned(model, self.models, self.budget)
-        model.note_too_large(need, room, is_beside_pinned=room != self.budget)
+        model.note_too_large(need, room, self.limit, is_beside_pinned=room != self.budget)
         log.error("%s: %s", model.name, model.failure)
         model.refuse_waiting(model.cannot_be_loaded(self.now))
 

@@ -182,13 +182,17 @@ class PooledModel(ScheduledModel):
         self.failure, self.retry_at = reason, now + backoff
         return backoff
 
-    def note_too_large(self, need: Memory, room: Memory, *, is_beside_pinned: bool) -> None:
-        """Notes that the model cannot be loaded, whichever other models are unloaded."""
+    def note_too_large(self, need: Memory, room: Memory, limit: str, *, is_beside_pinned: bool) -> None:
+        """Notes that the model cannot be loaded, whichever other models are unloaded. limit: see
+        `ModelLives.limit`."""
         self.is_too_large = True
         pinned = " beside the pinned models" if is_beside_pinned else ""
+        more = "raise that limit, or " if limit else "raise --models-memory, or "
+        if need.ram <= room.ram:  # it is GPU memory that is missing, which no setting raises
+            limit = more = ""
         self.failure = (
-            f"it needs {need.text()}, and {room.text()} can be had{pinned}: raise --models-memory, or lower "
-            "its --max-model-len or --max-total-tokens"
+            f"it needs {need.text()}, and {room.text()} can be had{pinned}{limit}: {more}lower its "
+            "--max-model-len or --max-total-tokens"
         )
 
     def complete(self, needs: Needs) -> None:

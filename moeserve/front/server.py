@@ -182,6 +182,7 @@ class Server(uvicorn.Server):
             ram = held.ram_budget  # what is free now lacks what the earlier front holds
         self._reader.ram, self._reader.gpus = ram, held.gpus
         self._pool.budget = Memory(ram)
+        self._pool.limit = limit_note() if self._front.models_memory is None else ""
         self._pool.others_hold(held.memory, held.folders)
         self._pool.may_load.set()
         if held != NOTHING:

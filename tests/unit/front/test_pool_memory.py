@@ -85,6 +85,30 @@ def test_a_model_that_is_too_large_says_the_figures_and_touches_nothing() -> Non
         assert "needs 5.00 GiB of RAM, and 2.00 GiB of RAM can be had" in error.message
 
 
+def test_a_containers_limit_is_named_where_a_model_is_too_large() -> None:
+    """The answer said to raise a flag that could not give more than the container has."""
+    limit = " (a control group limits this process to 2.40 GiB)"
+    clock = Clock()
+    pool, _ = pool_of(clock, 2, ("p",), num_gpus=1, p=Script(gpus=1), a=Script(need=5), b=Script(gpus=1))
+    pool.limit = limit
+
+    async def work() -> list[str]:
+        said = []
+        await pool.measure_all()
+        for name in "ab":
+            with pytest.raises(ApiError) as refused:
+                await request(pool, name)
+            said.append(refused.value.message)
+        return said
+
+    message, of_gpu = run(clock, pool, work())
+    assert limit not in of_gpu
+    assert "beside the pinned models: lower its --max-model-len" in of_gpu
+    assert (
+        f"1.00 GiB of RAM can be had beside the pinned models{limit}: raise that limit, or lower" in message
+    )
+
+
 def test_an_idle_model_is_unloaded() -> None:
     clock = Clock()
     pool, world = pool_of(clock, 2, pinned=("b",), idle_limit=60.0, a=Script(), b=Script())
