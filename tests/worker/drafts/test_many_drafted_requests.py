@@ -55,6 +55,7 @@ MODELS = {
     "step35": ("tiny-step35-q4_k_m.gguf", "ngram"),
     "llama4": ("tiny-llama4-q4_k_m.gguf", "ngram"),
     "bailing2": ("tiny-bailing2-q4_k_m.gguf", "ngram"),
+    "demonstration": ("../../moeserve/assets/moeserve-demo-q8_0.gguf", "ngram"),  # the one that was trained
 }
 # Folders with next-token blocks, which are made here.
 MADE: dict[str, Callable[[Path], Path]] = {
