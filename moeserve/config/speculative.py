@@ -48,9 +48,9 @@ class SpeculativeConfig(ApiConfig):
     speculative_model: str | None = option(
         None,
         "Model",
-        "model that drafts tokens for speculative decoding: a small model with the same vocabulary (on the CPU only), "
-        "or the model's EAGLE-3 head (on the CPU or one GPU). Answers come faster and stay the same. A .gguf file, a "
-        "folder or a name on the hub, as for --model. Without "
+        "model that drafts tokens for speculative decoding: a small model with the same vocabulary, or the model's "
+        "EAGLE-3 head; on the CPU or one GPU, where the model is. Answers come faster and stay the same. A .gguf file, "
+        "a folder or a name on the hub, as for --model. Without "
         f"--speculative-config it drafts up to {_DEFAULT_DRAFTS} tokens a step (default: none)",
         metavar="MODEL",
     )

@@ -28,12 +28,16 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
         )
 
 
-def check_drafts_placed(shape: ModelShape, placement: Placement, taps: Sequence[int]) -> None:
-    """Raises ConfigError for an EAGLE-3 head that reads what this GPU does not have. taps: layers before which the head
-    reads the residual; none without one."""
-    if taps and placement.begins_in_ram:
+def check_drafts_placed(
+    shape: ModelShape, placement: Placement, taps: Sequence[int], *, has_small_model: bool = False
+) -> None:
+    """Raises ConfigError for an EAGLE-3 head that reads what this GPU does not have, and for a small model beside first
+    layers in RAM: the KV budgets of two devices do not count its KV. taps: layers before which the head reads the
+    residual; none without one."""
+    if (taps or has_small_model) and placement.begins_in_ram:
+        what = "an EAGLE-3 head" if taps else "a small model"
         raise ConfigError(
-            "--speculative-config: an EAGLE-3 head can draft only if all layers and the embedding are on the GPU, but "
+            f"--speculative-config: {what} can draft only if all layers and the embedding are on the GPU, but "
             f"some of them are in RAM: say --n-gpu-layers {shape.num_layers}, which may leave more experts in RAM, or "
             '{"method": "ngram", "num_speculative_tokens": 4}, or free some GPU memory'
         )

@@ -127,7 +127,12 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         free = ram - processes_bytes(config, model, placement, in_a_step)
         in_file = has_experts_in_file(source, model)
         placement = place_in_tiers(config, sizes, model, options, room, free, in_file=in_file)
-        check_drafts_placed(model, placement, () if small is None else small.taps)
+        check_drafts_placed(
+            model,
+            placement,
+            () if small is None else small.taps,
+            has_small_model=small is not None and small.head is None,
+        )
         disk = fit_beneath_gpu(model, sizes, placement)
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)

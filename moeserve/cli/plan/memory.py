@@ -49,7 +49,7 @@ class Memory:
     ram_weights: int
     ram_kv: int
     ram_states: int  # recurrent, running and snapshots
-    ram_draft_model: int  # weights, states and buffers of --speculative-model
+    ram_draft_model: int  # weights, states and buffers of --speculative-model; on a GPU they are in gpu_other
     ram_other: int  # processes, tokenizers, the steps' buffers
     ram_tower: int  # the vision tower if it is not on the GPU, and its process
     ram_images: int  # embeddings of pictures that may come again
@@ -231,7 +231,7 @@ def predict(
             *(config, placement, gpu_kv, free - ram_kv),
             has_window_pool=pools.num_window_slots > 0 or len(slot_kinds(layout, 1, 1)) > 0,
         )
-        if draft_model is None or not placement.uses_gpu
+        if draft_model is None or draft_model.head is None or not placement.uses_gpu
         else 0,  # beside a head
         gpu_weights=placement.gpu_weight_bytes,
         gpu_kv=gpu_kv,

@@ -1,7 +1,8 @@
 """Drafts by a small model of the same vocabulary (--speculative-model).
 
-The small model is a decoder of its own on the same CPU pool. Its KV cache is addressed by the model's slots: position p
-of a request has the same slot number in both caches. It computes a request's text only when the request wants drafts:
+The small model is a decoder of its own on the large one's device. Its KV cache is addressed by the model's slots:
+position p of a request has the same slot number in both caches. It computes a request's text only when the request
+wants drafts:
 
     text       |.. computed ..|.. behind ..|    the last token is sampled
                               `- one pass -`    logits of the first draft, then one row for each further draft
@@ -21,18 +22,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.messages.steps import Row
-from moeserve.models.blocks.cpu.decoder import CpuDecoder
-from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.drafts.drafter import NO_DRAFT, Reading, Wanted
 from moeserve.worker.drafts.foretold import Foretell, guess
 from moeserve.worker.drafts.kv_tags import KvTags, Tags, first_tag, tags_of
 from moeserve.worker.drafts.spent_time import SpentTime
-from moeserve.worker.engines.cpu.engine import launch
+from moeserve.worker.engines.small_model import SmallModel
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 # Drafts that the small model itself considers less likely than this are not verified, nor are those after them.
@@ -49,22 +46,21 @@ class ModelDrafter:
     def __init__(
         self,
         sequences: Sequences,
-        model: CpuDecoder,
-        stream: CpuStream,
+        model: SmallModel,
         vocab_size: int,
         most_rows: int,
         num_kv_slots: int,
         reading: Reading,
-        foretell: Foretell,
+        foretell: Foretell | None,
         least_probability: float = LEAST_PROBABILITY,
     ) -> None:
         """model: the small one. vocab_size: of the model that is drafted for. most_rows: of a step of the small model.
         num_kv_slots: of the pool. reading: where the time for reading texts is noted. foretell: draws as the request's
-        sampler will, from logits of the large model's vocabulary."""
+        sampler will, from logits of the large model's vocabulary; None: drafts are the small model's likeliest tokens
+        at any temperature."""
         slots, positions = sequences.tokens.shape
         self._sequences = sequences
         self._model = model
-        self._stream = stream
         self._vocab_size = min(vocab_size, model.shape.vocab_size)
         self._foretell = foretell
         self._padded = torch.full([vocab_size], -math.inf)
@@ -88,7 +84,8 @@ class ModelDrafter:
         """Does nothing; texts are computed in `draft`."""
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
-        """Does nothing; texts are computed in `draft`."""
+        """Notes the KV slots of the step's rows, which a GPU's engine does not. Texts are computed in `draft`."""
+        self._own.kv_slots[layout.sequence, layout.position] = layout.kv_slots
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         drafts = [NO_DRAFT for _ in wanted]
@@ -101,7 +98,8 @@ class ModelDrafter:
         if far:
             self._read(far, self._most_rows if len(wanted) == 1 else min(PIECE, self._most_rows))
         ready = [at for at in asking if self._behind(wanted[at]) <= self._near]
-        most = min(CPU_LOGIT_ROWS, self._most_rows // self._near)
+        ready.sort(key=lambda at: self._behind(wanted[at]))  # rows of one token come first in a step
+        most = min(self._model.most_sequences, self._most_rows // self._near)
         for first in range(0, len(ready), most):
             members = ready[first : first + most]
             for at, draft in zip(members, self._chains([wanted[at] for at in members]), strict=True):
@@ -142,8 +140,9 @@ class ModelDrafter:
             budget -= count
             if count:
                 pieces.append((one.slot, count))
+        pieces.sort(key=lambda piece: piece[1])
         self._compute([(slot, self._computed[slot], count) for slot, count in pieces])
-        self._stream.wait()
+        self._model.wait()
         for slot, count in pieces:
             self._advance(slot, count)
         self._reading.ms += began.ms()
@@ -162,10 +161,10 @@ class ModelDrafter:
         them."""
         drafts: list[list[int]] = [[] for _ in wanted]
         pieces = [(one.slot, self._computed[one.slot], self._behind(one)) for one in wanted]
-        last = self._compute(pieces)
+        layout = self._compute(pieces)
         active = list(range(len(wanted)))
         for depth in range(max(one.most for one in wanted)):
-            found = list(self._guesses(last, [(wanted[at], len(drafts[at])) for at in active]))
+            found = list(self._guesses(layout, [(wanted[at], len(drafts[at])) for at in active]))
             if depth == 0:
                 for slot, _, count in pieces:
                     self._advance(slot, count)
@@ -180,23 +179,23 @@ class ModelDrafter:
                 break
             if depth == 0:
                 self._copy_states([wanted[at].slot for at in active])
-            last = self._compute_drafts([(wanted[at], drafts[at]) for at in active])
+            layout = self._compute_drafts([(wanted[at], drafts[at]) for at in active])
         self._own.state_slots = self._states
         return drafts
 
-    def _compute_drafts(self, active: Sequence[tuple[Wanted, list[int]]]) -> Int32s:
+    def _compute_drafts(self, active: Sequence[tuple[Wanted, list[int]]]) -> StepLayout:
         """Computes the last draft of each of these, and tags its slot: it is not computed again if it is right."""
         pieces = []
         for one, draft in active:
             position = one.length + len(draft) - 1
             self._own.tokens[one.slot, position] = draft[-1]
             pieces.append((one.slot, position, 1))
-        last = self._compute(pieces)
+        layout = self._compute(pieces)
         for one, draft in active:
             tags = tags_of(self._before[one.slot], np.array(draft, np.int32), one.length)
             slots = self._own.kv_slots[one.slot, one.length : one.length + len(draft)]
             self._tags.write(slots[-1:], tags[-1:])
-        return last
+        return layout
 
     def _copy_states(self, slots: Sequence[int]) -> None:
         """Copies the states of these request slots; drafts then advance the copies."""
@@ -204,39 +203,38 @@ class ModelDrafter:
             return
         copies = self._states + np.int32(len(self._states))
         source = np.array(slots, np.int32)
-        pairs = np.stack([source, copies[source]], axis=1)
-        self._model.copy_states(torch.from_numpy(pairs))
+        self._model.copy_states(np.stack([source, copies[source]], axis=1))
         self._own.state_slots = copies
 
     # ---------------------------------------------------------------- the small model
 
-    def _compute(self, pieces: Sequence[tuple[int, int, int]]) -> Int32s:
-        """Launches a step over (request slot, first position, tokens). Returns the last row of each."""
+    def _compute(self, pieces: Sequence[tuple[int, int, int]]) -> StepLayout:
+        """Launches a step over (request slot, first position, tokens), whose last rows sample."""
         if self._model.has_states:
             new = [(-1, slot) for slot, first, _ in pieces if first == 0]
             if new:
-                self._model.copy_states(torch.tensor(new, dtype=torch.int32))
+                self._model.copy_states(np.array(new, np.int32))
         table = self._own.kv_slots
         layout = StepLayout(
             [
-                Row(slot, first, count, table[slot, first : first + count].tobytes(), False)
+                Row(slot, first, count, table[slot, first : first + count].tobytes(), True)
                 for slot, first, count in pieces
             ]
         )
-        launch(layout, self._own, self._model)
-        last: Int32s = layout.offset + layout.count - 1
-        return last
+        self._model.launch(layout, self._own)
+        return layout
 
-    def _guesses(self, rows: Int32s, asking: Sequence[tuple[Wanted, int]]) -> Iterator[tuple[int, float]]:
-        """Yields the next draft at each of these rows of the last step, and the probability that it is right, as far as
+    def _guesses(
+        self, layout: StepLayout, asking: Sequence[tuple[Wanted, int]]
+    ) -> Iterator[tuple[int, float]]:
+        """Yields the next draft after each sequence of the last step, and the probability that it is right, as far as
         the small model knows. asking: whose rows they are, and how many drafts they have."""
-        logits = self._model.logits(torch.from_numpy(rows))[:, : self._vocab_size]
-        self._stream.wait()
-        highest, best = logits.max(dim=1)
-        shares: npt.NDArray[np.float32] = (highest - logits.logsumexp(dim=1)).exp().numpy()
+        found = self._model.likeliest(layout, self._vocab_size)
         for row, (one, made) in enumerate(asking):
-            drawn = self._foretell(self._whole(logits[row]), one.slot, one.length + made)
-            yield (int(best[row]), float(shares[row])) if drawn is None else guess(drawn)
+            drawn = None
+            if self._foretell is not None:
+                drawn = self._foretell(self._whole(found.logits[row]), one.slot, one.length + made)
+            yield (found.token_ids[row], found.probabilities[row]) if drawn is None else guess(drawn)
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns the logits over the large model's vocabulary: -inf for tokens that the small model lacks. A view that

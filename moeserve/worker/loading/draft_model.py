@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moeserve.config import ServerConfig, drafts_of, num_drafts
@@ -19,22 +19,27 @@ from moeserve.models.eagle3.shape import (
     read_draft_head,
     read_ids,
 )
+from moeserve.models.gpu_features import check_gpu_features, gpu_shape
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.engine_types import check_gpu_types
+from moeserve.models.loading.engine_types import check_cpu_types, check_gpu_types
+from moeserve.models.loading.gpu_orders import check_gpu_orders
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.open import open_dummy_model, open_metadata, open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import id_tensors, unloaded_tensors
 from moeserve.placement import ModelSizes
-from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes
+from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes, gpu_reserved_bytes
 from moeserve.placement.expert_ram import dense_bytes, expert_bytes
-from moeserve.placement.sizes import plane_bytes
+from moeserve.placement.sizes import has_float_weights, plane_bytes
 from moeserve.tokenizer.same_vocabulary import check_same_vocabulary
+
+MOST_SMALL_ROWS = 512  # of a small model's step on a GPU: texts are read in pieces, and buffers stay small
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """The small model, which the CPU computes, or the head, whose weights are where the model's are."""
+    """The small model, or the head."""
 
     source: ModelSource
     shape: ModelShape
@@ -44,9 +49,17 @@ class DraftModel:
     def gpu_bytes(
         self, config: ServerConfig, model: ModelShape, max_tokens: int, *, on_cuda: bool = True
     ) -> int:
-        """Returns the bytes of a head on a GPU beside its KV: weights and buffers. model: the one that it drafts for.
-        max_tokens: rows of a step. on_cuda: False for Triton's interpreter, which multiplies in float32."""
-        assert self.head is not None
+        """Returns the bytes on a GPU beside KV: weights and buffers. model: the one that it drafts for. max_tokens:
+        rows of its step. on_cuda: False for Triton's interpreter, which multiplies in float32."""
+        if self.head is None:
+            sizes = ModelSizes.of(self.source.tensors, self.layout)
+            length = config.max_model_len or model.context_length
+            return sizes.gpu_bytes + gpu_reserved_bytes(
+                *(replace(config, max_model_len=length), self.shape, small_step_tokens(config, max_tokens)),
+                *(sizes, sizes.gpu_bytes),
+                float_weights=has_float_weights(self.source.tensors, self.shape),
+                on_cuda=on_cuda,
+            )
         buffers = gpu_head_bytes(
             self.head,
             model,
@@ -108,15 +121,42 @@ def open_draft_model(
         return _head_of(config, source, shape, on_gpu=on_gpu)
     refuse_draft_head(path, source.architecture)  # these files lack a vocabulary
     refuse_block_alone(source)
-    if on_gpu:
-        raise ConfigError(
-            "--speculative-model: a small model drafts on the CPU alone so far; leave it out and draft by look-up with "
-            '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or say --device cpu'
-        )
     check_same_vocabulary(model, source)
-    layout = layout_of(config, read_checked_shape(source))
-    check_cpu_reads(layout)
+    own = read_checked_shape(source)
+    layout = layout_of(
+        config, gpu_shape(own, config.max_model_len or shape.context_length) if on_gpu else own
+    )
+    if on_gpu:
+        _check_gpu_computes(source, layout)
+    else:
+        check_cpu_reads(layout)
     return DraftModel(source, layout.shape, layout)
+
+
+def small_step_tokens(config: ServerConfig, max_tokens: int) -> int:
+    """Returns the largest number of rows of a small model's step on a GPU, where the large model's is `max_tokens`."""
+    return min(max_tokens, max(MOST_SMALL_ROWS, config.max_num_seqs))
+
+
+def _check_gpu_computes(source: ModelSource, layout: KvLayout) -> None:
+    """Raises ModelError or ConfigError if a GPU cannot draft with this small model."""
+    shape = layout.shape
+    kinds = {
+        "recurrent layers or compressed attention": layout.state_bytes() > 0,
+        "n-gram embeddings": shape.ngrams is not None,
+    }
+    if found := [kind for kind, has in kinds.items() if has]:
+        raise ConfigError(
+            f"--speculative-model: a small model with {found[0]} drafts on the CPU alone so far; name one that only "
+            'attends, draft by look-up with --speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or '
+            "say --device cpu"
+        )
+    check_lanes(source, shape, "GPU")
+    unloaded = unloaded_tensors(shape)
+    check_cpu_types(source, unloaded)
+    check_gpu_types(source, source.tensors.keys() - unloaded - id_tensors(shape))
+    check_gpu_orders(source, is_shared=False)
+    check_gpu_features(source, shape)
 
 
 def _head_of(config: ServerConfig, source: ModelSource, model: ModelShape, *, on_gpu: bool) -> DraftModel:

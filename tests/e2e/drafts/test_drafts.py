@@ -78,7 +78,7 @@ def test_killed_in_the_middle(drafting: Server, expected: list[Any], name: str) 
     assert within(30, lambda: is_empty(drafting))
 
 
-@pytest.mark.cpu_engine("a small model drafts on the CPU alone so far")
+@pytest.mark.cpu_engine("drafts for sampled requests take their noise into account on the CPU alone")
 def test_a_model_that_drafts(demonstration: Server) -> None:
     """The demonstration model, for itself: what it drafts at temperature 0 is right. Another worker begins with none of
     its KV."""

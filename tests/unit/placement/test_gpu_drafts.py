@@ -16,9 +16,10 @@ from moeserve.models.interface import LayerShape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.residual import SinkhornConnections
+from moeserve.placement import ModelSizes
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.placement import LayerPlacement, Placement
-from moeserve.worker.loading.draft_model import open_draft_model
+from moeserve.worker.loading.draft_model import DraftModel, open_draft_model, small_step_tokens
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
@@ -42,11 +43,30 @@ def test_what_a_gpu_computes(model: str, method: str) -> None:
     check_gpu_drafts(config, read_checked_shape(open_metadata(path)))
 
 
-def test_a_small_model_drafts_on_the_cpu_alone() -> None:
-    path = FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
-    config, source = ServerConfig(model=str(path), speculative_model=str(path)), open_metadata(path)
-    with pytest.raises(ConfigError, match="a small model drafts on the CPU alone"):
-        open_draft_model(config, source, read_checked_shape(source), has_tensors=False, on_gpu=True)
+def small_model(name: str, **options: object) -> tuple[ServerConfig, DraftModel]:
+    """The small model beside tiny-qwen2moe, whose vocabulary it has, on a GPU."""
+    path = FIXTURES / "tiny-qwen2moe-q4_k_m.gguf"
+    config = ServerConfig(model=str(path), speculative_model=str(FIXTURES / name), **options)  # type: ignore[arg-type]
+    source = open_metadata(path)
+    small = open_draft_model(config, source, read_checked_shape(source), has_tensors=False, on_gpu=True)
+    assert small is not None
+    return config, small
+
+
+def test_a_small_model_with_states_drafts_on_the_cpu_alone() -> None:
+    with pytest.raises(ConfigError, match=r"small model with recurrent layers .* on the CPU alone"):
+        small_model("tiny-qwen3next-q4_k_m.gguf")
+
+
+def test_a_small_model_has_room_on_the_gpu() -> None:
+    """Its weights, and buffers for steps of 512 rows, however many the large model's have."""
+    config, small = small_model("tiny-qwen2moe-q4_k_m.gguf", max_model_len=512, max_num_seqs=4)
+    model = small.shape
+    weights = ModelSizes.of(small.source.tensors, small.layout).gpu_bytes
+    few, more, most = (small.gpu_bytes(config, model, rows, on_cuda=False) for rows in (16, 512, 8192))
+    assert weights < few < more == most
+    assert small_step_tokens(config, 8192) == 512
+    assert small_step_tokens(ServerConfig(model="", max_num_seqs=600), 8192) == 600
 
 
 def test_where_a_head_drafts() -> None:
@@ -60,6 +80,9 @@ def test_where_a_head_drafts() -> None:
         ConfigError, match=r"an EAGLE-3 head can draft only if all layers and .* say --n-gpu-layers 3"
     ):
         check_drafts_placed(shape, replace(whole, embedding="cpu"), taps)
+    check_drafts_placed(shape, whole, (), has_small_model=True)
+    with pytest.raises(ConfigError, match="a small model can draft only if all layers"):
+        check_drafts_placed(shape, replace(whole, embedding="cpu"), (), has_small_model=True)
     layers = list(shape.layers)
     layers[1] = replace(layers[1], mixer=None)
     with pytest.raises(ConfigError, match="reads the residual before layer 1, which does not attend"):

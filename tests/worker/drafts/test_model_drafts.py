@@ -22,6 +22,7 @@ from moeserve.worker.drafts.drafter import Reading, Wanted
 from moeserve.worker.drafts.foretold import guess
 from moeserve.worker.drafts.kv_tags import KvTags, first_tag, tags_of
 from moeserve.worker.drafts.model_drafter import ModelDrafter
+from moeserve.worker.engines.cpu.small_model import CpuSmallModel
 from moeserve.worker.loading.cpu.load import build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
@@ -172,7 +173,6 @@ def by_hand(drafter: ModelDrafter, text: Int32s, count: int) -> list[int]:
     alone = ModelDrafter(
         sequences,
         model,
-        drafter._stream,
         size,
         drafter._most_rows,
         positions,
@@ -241,7 +241,7 @@ def test_a_cached_prefix_is_not_read_again(plain: Runner) -> None:
 
         def note(
             self: ModelDrafter, pieces: Sequence[tuple[int, int, int]], computed: list[int] = computed
-        ) -> Int32s:
+        ) -> StepLayout:
             computed.append(sum(count for _, _, count in pieces))
             return compute(self, pieces)
 
@@ -291,9 +291,10 @@ def test_look_up_comes_first(plain: Runner) -> None:
 
 
 def test_its_kv_and_weights_are_counted(runner: Runner, plain: Runner) -> None:
-    drafter = drafter_of(runner)
+    model = drafter_of(runner)._model
+    assert isinstance(model, CpuSmallModel)
     each, alone = (r.ready().kv_bytes / r.ready().num_kv_slots for r in (runner, plain))
-    held = sum(tensor.nbytes for layer in drafter._model._kv for tensor in layer.tensors if len(layer.keys))
+    held = sum(tensor.nbytes for layer in model._model._kv for tensor in layer.tensors if len(layer.keys))
     assert each - alone == held / runner.ready().num_kv_slots > 0
     assert runner.ready().weight_bytes > plain.ready().weight_bytes
 

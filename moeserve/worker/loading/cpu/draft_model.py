@@ -18,6 +18,7 @@ from moeserve.models.loading.progress import OnProgress
 from moeserve.worker.drafts.drafter import Reading
 from moeserve.worker.drafts.foretold import Foretell
 from moeserve.worker.drafts.model_drafter import ModelDrafter
+from moeserve.worker.engines.cpu.small_model import CpuSmallModel
 from moeserve.worker.loading.cpu.pool_start import check_ram
 from moeserve.worker.loading.draft_model import DraftModel
 
@@ -77,8 +78,7 @@ def build_model_drafter(
     )
     return partial(
         ModelDrafter,
-        model=decoder,
-        stream=stream,
+        model=CpuSmallModel(decoder, stream),
         vocab_size=vocab_size,
         most_rows=most_rows,
         num_kv_slots=num_kv_slots,

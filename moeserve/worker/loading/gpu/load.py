@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import torch
@@ -32,8 +33,9 @@ from moeserve.processes.free_memory import available_bytes
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.drafts.drafter import Drafter, LateDrafts
+from moeserve.worker.drafts.drafter import Drafter, LateDrafts, Reading
 from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
+from moeserve.worker.drafts.model_drafter import ModelDrafter
 from moeserve.worker.engines.disk_reads import DiskReads
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
@@ -48,6 +50,7 @@ from moeserve.worker.loading.gpu.device_description import describe_device
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
 from moeserve.worker.loading.gpu.load_weights import LoadedWeights, load_weights
 from moeserve.worker.loading.gpu.moving_experts import MovingExperts
+from moeserve.worker.loading.gpu.small_model import build_small_drafter
 from moeserve.worker.loading.gpu.start_steps import start_steps
 from moeserve.worker.loading.ready import ready_message
 from moeserve.worker.loading.start import Start
@@ -74,6 +77,7 @@ class LoadedGpuEngine:
     most_drafts: int | None = None  # of a step; None: as many as the router grants
     disk: DiskReads | None = None  # None: all weights are in memory
     rotary: RotaryPositions | None = None  # RoPE positions of pictures; None: each token has its number
+    small_drafter: partial[ModelDrafter] | None = None  # of --speculative-model; None: no small model drafts
 
 
 def load_gpu_runner(
@@ -90,7 +94,7 @@ def load_gpu_runner(
     ConfigError if the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source, start.inherited.grammar)
     loaded = load_gpu_engine(config, source, on_progress, device, start, forced_rows, spans=spans)
-    late = LateDrafts()
+    late, reading = LateDrafts(), Reading()
     return Runner(
         loaded.engine,
         loaded.ready,
@@ -100,7 +104,8 @@ def load_gpu_runner(
         loaded.adapters,
         drafting_of(
             *(config, loaded.engine, None, constraints),
-            small_model=_block_drafter(loaded, least_probability(config), late),
+            small_model=_model_drafter(loaded, least_probability(config), late, reading),
+            reading=reading,
             most=loaded.most_drafts,
             late=late,
             keeping=None if loaded.engine.block_steps is None else loaded.engine.block_steps.keeping,
@@ -109,11 +114,14 @@ def load_gpu_runner(
     )
 
 
-def _block_drafter(
-    loaded: LoadedGpuEngine, least: float, late: LateDrafts
+def _model_drafter(
+    loaded: LoadedGpuEngine, least: float, late: LateDrafts, reading: Reading
 ) -> Callable[[Sequences], Drafter] | None:
-    """Returns the maker of the drafter of the model's own block or of its head; None if there is none. least: the
-    probability that a draft needs. late: where the drafter notes drafts that a step need not wait for."""
+    """Returns the maker of the drafter of the small model, the model's own block or its head; None if there is none.
+    least: the probability that a draft needs. late, reading: where the drafter notes drafts that a step need not wait
+    for, and what the small model reads."""
+    if loaded.small_drafter is not None:
+        return partial(loaded.small_drafter, reading=reading, least_probability=least)
     chain, steps = loaded.engine.next_token_chain, loaded.engine.block_steps
     if chain is None or steps is None:
         return None
@@ -193,9 +201,18 @@ def load_gpu_engine(
     in_ram = weights.in_ram
     native = None if in_ram is None or in_ram.experts is None else in_ram.experts.disk
     disk = DiskReads.of(native, weights.table, capacity.num_slot_numbers, buffers.state_slots)
+    small_drafter = None
+    if plan.draft_model is not None and weights.draft_model is not None:
+        small_drafter = build_small_drafter(
+            *(config, plan.draft_model, weights.draft_model, buffers.tables.slots, on_progress),
+            target=plan.shape,
+            max_tokens=plan.max_tokens,
+            num_kv_slots=capacity.num_slot_numbers,
+        )
     return LoadedGpuEngine(
         *(engine, ready, plan.recorder, pages, resident, plan.share, most, disk),
         None if embeddings is None else embeddings.rotary,
+        small_drafter,
     )
 
 

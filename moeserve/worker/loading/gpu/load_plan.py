@@ -59,7 +59,7 @@ class GpuLoadPlan:
     adapters: GpuAdapterPlan | None
     recorder: StepRecorder | None
     directory: DiskDirectory | None  # of the disk tier
-    draft_model: DraftModel | None  # an EAGLE-3 head; None: there is none
+    draft_model: DraftModel | None  # the small model or the EAGLE-3 head that drafts; None: there is none
 
 
 def plan_load(
@@ -111,7 +111,12 @@ def plan_load(
     if ranks is not None and share is not None:
         connections = connect(share, ranks, max_tokens, is_observed=recorder is not None)
     placement = plan_placement(config, layout, source, max_tokens, device, share, adapters, heat, small)
-    check_drafts_placed(shape, placement, () if small is None else small.taps)
+    check_drafts_placed(
+        shape,
+        placement,
+        () if small is None else small.taps,
+        has_small_model=small is not None and small.head is None,
+    )
     if placement.layers_in_ram:
         check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")

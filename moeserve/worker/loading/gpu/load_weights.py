@@ -31,6 +31,7 @@ from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, o
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan
 from moeserve.worker.loading.gpu.ram_expert_order import ram_expert_order
 from moeserve.worker.loading.gpu.rank_pool import open_rank_stream
+from moeserve.worker.loading.gpu.small_model import load_small_model
 from moeserve.worker.loading.locked_slots import lock_slots
 
 
@@ -88,6 +89,7 @@ class LoadedWeights:
     ram_ids: Sequence[Sequence[int]]
     adapters: LoadedAdapters | None
     draft_head: GpuDraftHead | None
+    draft_model: GpuWeights | None  # of the small model that drafts
     nbytes: int  # of all processes together
 
     @property
@@ -122,13 +124,16 @@ def load_weights(
         ram_bytes, nbytes = ranks.total(ram_bytes), ranks.total(nbytes)
     ram_ids = ram_expert_order(config, placement, plan.share, plan.heat)
     in_ram = _in_ram(config, plan, device, on_progress, ram_ids, ram_bytes, ranks)
-    head, small = None, plan.draft_model
+    head, small_weights, small = None, None, plan.draft_model
     if small is not None and small.head is not None:
         head = GpuDraftHeadLoader(small.source, small.head, device, on_progress).load_head(plan.shape)
         nbytes += small.weight_bytes
+    elif small is not None:
+        small_weights = load_small_model(small, device, on_progress)
+        nbytes += small.weight_bytes
     adapters = load_gpu_adapters(config, plan.adapters, plan.shape, placement, floats, device)
     _empty_cache(device)
-    return LoadedWeights(on_gpu, in_ram, ram_ids, adapters, head, nbytes)
+    return LoadedWeights(on_gpu, in_ram, ram_ids, adapters, head, small_weights, nbytes)
 
 
 def _empty_cache(device: torch.device) -> None:

@@ -1,0 +1,75 @@
+"""A small model that drafts on the GPU of the large one (--speculative-model), under Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.steps import CONTINUES, Row
+from moeserve.models.open import open_dummy_model
+from moeserve.worker.drafts.model_drafter import ModelDrafter
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
+from moeserve.worker.sequences import StepLayout
+from tests.gpu.driver import Driver, small_config
+from tests.support.models.model_header import qwen3moe, write_header
+
+MOST = 2
+
+pytestmark = pytest.mark.slow  # minutes in the interpreter
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "small.gguf"
+    shape = qwen3moe(
+        hidden_size=256, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=128, num_experts=4, top_k=2,
+        expert_width=256, context_length=128, vocab_size=128,
+    )  # fmt: skip
+    write_header(path, shape)
+    return path
+
+
+def test_the_same_model_is_always_right(model: Path) -> None:
+    """The small model has the large one's weights. Its first pass reads a whole text, the next one only the tokens that
+    it has not computed yet: the drafts that were right are in its KV cache."""
+    config = small_config(
+        model, load_format="dummy", threads=1, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=16,
+        max_total_tokens=64, num_gpu_experts=4,
+        speculative_config=f'{{"model": "{model}", "num_speculative_tokens": {MOST}}}',
+    )  # fmt: skip
+    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
+    assert runner._drafts is not None
+    drafter = runner._drafts._drafter._second  # type: ignore[attr-defined]
+    assert isinstance(drafter, ModelDrafter)
+    sampling = SamplingParams(max_tokens=12, temperature=0.0)
+    plain, drafted = Driver(runner), Driver(runner)
+    expected = [plain.step([plain.new(0, [9, 4, 7], sampling)], [plain.row(0, 3, sample=True)])]
+    expected += [plain.step([], [plain.row(0, 1, sample=True)]) for _ in range(5)]
+    answer = [result.sampled[0].token_id for result in expected]
+    text = [
+        drafted.step([drafted.new(1, [9, 4, 7], sampling)], [drafted.row(1, 3, sample=True)])
+        .sampled[0]
+        .token_id
+    ]
+    passes: list[list[int]] = []
+    compute = drafter._compute
+
+    def note(pieces: Sequence[tuple[int, int, int]]) -> StepLayout:
+        passes.append([count for _, _, count in pieces])
+        return compute(pieces)
+
+    drafter._compute = note  # type: ignore[method-assign]
+    for _ in range(2):
+        granted = drafted.row(1, 1 + MOST, sample=True).kv_slots
+        (found,) = drafted.step([], [Row(1, CONTINUES, 1 + MOST, granted, True)]).sampled
+        assert found.accepted is not None
+        text += [found.token_id, *found.accepted.token_ids]
+    assert len(text) == 1 + 2 * (1 + MOST)
+    assert text[: len(answer)] == answer
+    assert passes == [[4], *[[1]] * (MOST - 1), [2], *[[1]] * (MOST - 1)]
