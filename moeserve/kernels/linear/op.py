@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.launch import next_power_of_2, pdl
+from moeserve.kernels.linear.few_rows_op import run_few_rows, takes_few_rows
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gemv_kernel
 from moeserve.kernels.linear.large_batch import narrow_float_linear
@@ -165,7 +166,11 @@ def linear(
     weight = weight_of(planes, kind, cols)
     other = None if second is None else weight_of(second, second_kind, cols)
     n = len(out)
-    if is_gemv(n, x, weight, *(() if other is None else (other,))):
+    both = (weight,) if other is None else (weight, other)
+    if is_gemv(n, x, *both):
+        if bias is None and codes is not None and scales is not None and takes_few_rows(n, *both):
+            run_few_rows(codes.view(torch.int32), scales, weight, other, count, out)
+            return
         tokens = min(4, next_power_of_2(n))
         if n == 4 and weight.rows <= 4096:
             tokens = 2  # for at least 64 programs (4 tokens: 55 us per layer instead of 58)
