@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from moeserve.kernels import launch
-from moeserve.kernels.experts.integers import has_gated_integers, integer_method, integers_down, integers_up
+from moeserve.kernels.experts.integers import (
+    down_tile,
+    has_gated_integers,
+    integer_method,
+    integers_down,
+    integers_up,
+)
 from moeserve.kernels.experts.op import align_routes, num_blocks
 from moeserve.kernels.experts.reference import activate
 from moeserve.kernels.linear.integers import IntegerRows, has_integers, integer_order
@@ -68,22 +74,27 @@ def test_products(n: int, live: int, hidden: int, ff: int) -> None:
 
     if ff % 256:
         return
-    down = planes_of(Type.Q4_K, EXPERTS, hidden, ff)
-    parts = widened(torch.full((n, TOP_K, hidden), torch.nan))
-    h_ordered, downs = rows(n * TOP_K, ff), dequantize(down).double().view(EXPERTS, hidden, ff)
+    h_ordered = rows(n * TOP_K, ff)
     integer_order(h, count, h_ordered, TOP_K)
-    integers_down(h_ordered, down, routing, parts, tile=method.down)
-    for token, j in there.nonzero().tolist():
-        expected = downs[int(ids[token, j])] @ h[token * TOP_K + j].double()
-        assert nmse(parts[token, j].double().cpu(), expected.cpu()) < 1e-6
-    assert parts[~there.cuda()].isnan().all()
+    for kind in (Type.Q4_K, Type.Q6_K):
+        down = planes_of(kind, EXPERTS, hidden, ff)
+        parts = widened(torch.full((n, TOP_K, hidden), torch.nan))
+        downs = dequantize(down).double().view(EXPERTS, hidden, ff)
+        integers_down(h_ordered, down, routing, parts, tile=down_tile(down, method))
+        for token, j in there.nonzero().tolist():
+            expected = downs[int(ids[token, j])] @ h[token * TOP_K + j].double()
+            assert nmse(parts[token, j].double().cpu(), expected.cpu()) < 1e-6
+        assert parts[~there.cuda()].isnan().all()
 
 
 def test_what_is_not_supported() -> None:
     gate = planes_of(Type.Q4_K, 1, 256, 256)
     assert has_integers(gate)
-    for kind in (Type.Q4_0, Type.Q4_1, Type.Q5_K, Type.Q6_K, Type.IQ4_XS, Type.MXFP4, Type.BF16):
+    for kind in (Type.Q4_0, Type.Q4_1, Type.Q5_K, Type.Q3_K, Type.IQ4_XS, Type.MXFP4, Type.BF16):
         assert not has_integers(planes_of(kind, 1, 256, 256))
+    six_bits = planes_of(Type.Q6_K, 1, 256, 256)
+    assert has_integers(six_bits)
+    assert not has_gated_integers(gate, six_bits, SILU)
     bias = torch.zeros(1, 256, device="cuda")
     for options in (Gated("gelu"), Gated(limit=7.0), Gated(gate_bias=bias, up_bias=bias)):
         assert not has_gated_integers(gate, gate, options)

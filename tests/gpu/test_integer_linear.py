@@ -32,9 +32,10 @@ def products(n: int, widest: int) -> DenseIntegers:
 
 @pytest.mark.parametrize(("rows", "cols"), [(5120, 2048), (2048, 4096), (200, 768), (64, 512), (1000, 256)])
 @pytest.mark.parametrize(("n", "live"), [(4, 3), (8, 8), (16, 9), (32, 32), (64, 50), (128, 100)])
-def test_product(n: int, live: int, rows: int, cols: int) -> None:
+@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q6_K])
+def test_product(kind: Type, n: int, live: int, rows: int, cols: int) -> None:
     """Three times, because counters must be 0 again; numbers differ by 10^6, and the widest input is wider."""
-    matrix = planes_of(Type.Q4_K, 1, rows, cols)
+    matrix = planes_of(kind, 1, rows, cols)
     exact = dequantize(matrix).double().view(rows, cols)
     dense = products(n, 2 * cols)
     assert dense.takes(matrix)
@@ -50,16 +51,17 @@ def test_product(n: int, live: int, rows: int, cols: int) -> None:
 
 @pytest.mark.parametrize(("n", "live"), [(4, 4), (8, 5), (16, 16)])
 def test_two_matrices_side_by_side(n: int, live: int) -> None:
-    """As gate and up of a dense feed-forward, of float32 activations. Rows beyond `n` have no room, and none is
+    """As queries, keys and values of two types, of float32 activations. Rows beyond `n` have no room, and none is
     written."""
-    rows, cols = 4160, 4352
-    matrices = [planes_of(Type.Q4_K, 1, rows, cols) for _ in range(2)]
+    sizes, cols = (4160, 72), 4352
+    kinds = zip((Type.Q4_K, Type.Q6_K), sizes, strict=True)
+    matrices = [planes_of(kind, 1, rows, cols) for kind, rows in kinds]
     dense = products(n, cols)
-    room = torch.full((n + 1, 2 * rows), -7.0, device="cuda")
+    room = torch.full((n + 1, sum(sizes)), -7.0, device="cuda")
     x = torch.randn(n, cols, generator=torch.Generator().manual_seed(n)).cuda()
     dense.multiply(dense.order(x, counter(live)), matrices, room[:n])
     assert (room[n] == -7).all()
-    exact = torch.cat([dequantize(matrix).double().view(rows, cols) for matrix in matrices])
+    exact = torch.cat([dequantize(matrix).double().view(-1, cols) for matrix in matrices])
     for i in range(live):
         assert nmse(room[i].double().cpu(), (exact @ x[i].double()).cpu()) < 1e-6
 
@@ -76,7 +78,7 @@ def test_what_is_not_taken() -> None:
     dense = products(16, 512)
     assert dense.takes(planes_of(Type.Q4_K, 1, 256, 512))
     assert not dense.takes(planes_of(Type.Q4_K, 1, 256, 768))  # wider than its memory
-    assert not dense.takes(planes_of(Type.Q6_K, 1, 256, 512))
+    assert not dense.takes(planes_of(Type.Q5_K, 1, 256, 512))
 
 
 def test_the_sum_of_pieces_is_the_same_each_time() -> None:

@@ -12,9 +12,18 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.experts.op import num_blocks
-from moeserve.kernels.linear.integers import IntegerRows, IntegerTile, has_integers, launch
+from moeserve.kernels.linear.integers import (
+    IntegerRows,
+    IntegerTile,
+    has_integers,
+    has_six_bits,
+    launch,
+    six_bit_tile,
+)
 from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks
 from moeserve.kernels.planes import Planes
+
+SIX_BIT_ROWS = 256  # with more rows products from registers (quads.py) with Q6_K are as fast or faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ class IntegerWorkspace:
         """x: memory for the inputs of gate and up, one per row; h: memory for the inputs of down, one per route."""
         self.x, self.h = x, h
         self.method = integer_method(tokens)
+        self._takes_six_bits = tokens <= SIX_BIT_ROWS
         blocks = num_blocks(tokens, top_k, experts, self.method.block)
         device = x.x.device
         self.routing = RouteBlocks(
@@ -50,11 +60,15 @@ class IntegerWorkspace:
             torch.empty(blocks, self.method.block, dtype=torch.int32, device=device),
         )
 
+    def takes_down(self, down: Planes) -> bool:
+        """Returns whether `integers_down` is to compute products with a matrix."""
+        return has_integers(down) and (self._takes_six_bits or not has_six_bits(down))
+
 
 def has_gated_integers(gate: Planes, up: Planes, options: Gated) -> bool:
     """Returns whether `integers_up` supports two matrices joined in this way: SiLU without limit and biases."""
     is_plain = options.form == SILU.form and options.gate_bias is None and options.up_bias is None
-    return is_plain and has_integers(gate) and has_integers(up)
+    return is_plain and all(has_integers(m) and not has_six_bits(m) for m in (gate, up))
 
 
 def integers_up(
@@ -69,7 +83,11 @@ def integers_up(
 ) -> None:
     """Computes h[route] = silu(gate(x[route // top_k])) * up(x[route // top_k]) for every route in the blocks. h [n *
     top_k, ff]."""
-    launch(x, gate, up, routing, h, tile=tile, top_k=top_k, parts=top_k)
+    launch(x, gate, up, routing, h, tile=tile, top_k=top_k)
+
+
+def down_tile(down: Planes, method: IntegerMethod) -> IntegerTile:
+    return six_bit_tile(method.block) if has_six_bits(down) else method.down
 
 
 def integers_down(
@@ -81,4 +99,4 @@ def integers_down(
     per_token = parts.stride(0) // hidden
     if parts.stride() != (per_token * hidden, hidden, 1):
         raise ValueError(f"parts of strides {parts.stride()} must be columns of a contiguous tensor")
-    launch(h, down, None, routing, parts, tile=tile, top_k=top_k, parts=per_token)
+    launch(h, down, None, routing, parts, tile=tile, top_k=top_k, stride=per_token * hidden)

@@ -81,8 +81,8 @@ def copy_words(smem, at, first, END: gl.constexpr):
 
 @gluon.jit
 def copy_ahead(
-    x, sums, codes, scales, supers, up_codes, up_scales, up_supers, block_expert, block_routes, pieces,
-    code_smem, scale_smem, super_smem, x_smem, sum_smem, full, empty,
+    x, sums, codes, high, scales, supers, up_codes, up_scales, up_supers, block_expert, block_routes, pieces,
+    code_smem, high_smem, scale_smem, super_smem, x_smem, sum_smem, full, empty,
     ROWS: gl.constexpr, COLS: gl.constexpr, OF_TOKEN: gl.constexpr, SPLIT: gl.constexpr, TOKENS: gl.constexpr,
     BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
@@ -124,10 +124,15 @@ def copy_ahead(
             at = full.index(stage)
             own = super_block + k * BLOCKS
             mbarrier.wait(empty.index(stage), ((n // STAGES) & 1) ^ 1)
-            mbarrier.expect(at, GROUPS * 2 * 128 * 8 * BLOCKS * 4)
+            mbarrier.expect(at, GROUPS * (4 if high is None else 6) * 64 * 8 * BLOCKS * 4)
             for g in gl.static_range(GROUPS):
                 box = 2 * (stage * GROUPS + g)
-                if up_codes is None:
+                if high is not None:
+                    box = stage * GROUPS + g
+                    own_row = row // 4 + g * 64
+                    tma.async_copy_global_to_shared(codes, [own_row, 0, own * 8], at, code_smem.index(box))
+                    tma.async_copy_global_to_shared(high, [own_row, 4, own * 8], at, high_smem.index(box))
+                elif up_codes is None:
                     tma.async_copy_global_to_shared(codes, [row + g * 256, own * 8], at, code_smem.index(box))
                     tma.async_copy_global_to_shared(
                         codes, [row + g * 256 + 128, own * 8], at, code_smem.index(box + 1)
@@ -144,10 +149,12 @@ def copy_ahead(
                 copy_words(super_smem.index(stage * GROUPS + 1), more_supers, own, SUPERS)
             for i in gl.static_range(BLOCKS):
                 is_there = own + i < SUPERS
-                x_to, sum_to = x_smem.index(stage * BLOCKS + i), sum_smem.index(stage * BLOCKS + i)
+                x_to = x_smem.index(stage * BLOCKS + i)
                 async_copy.async_copy_global_to_shared(x_to, x_at + (own + i) * 256, mask=live & is_there)
-                async_copy.async_copy_global_to_shared(
-                    sum_to, sum_at + (own + i) * 16, mask=live_sums & is_there
-                )
+                if sum_smem is not None:
+                    sum_to = sum_smem.index(stage * BLOCKS + i)
+                    async_copy.async_copy_global_to_shared(
+                        sum_to, sum_at + (own + i) * 16, mask=live_sums & is_there
+                    )
             async_copy.mbarrier_arrive(at, increment_count=False)
             n += 1

@@ -87,6 +87,32 @@ def code_memory(blocks, is_gated):
 
 
 @triton.constexpr_function
+def shared_bits(blocks):
+    """Words of high bits [64 rows, 2 parts, 2, K blocks, 4] in the registers of the threads that have the codes by
+    `code_layout`: two of their parts share one of the high bits."""
+    registers = axis(4, 5, [1, 2]) + axis(3, 5, powers(1, blocks))
+    return product_layout(5, registers, [[0, 0, 1, 0, 0], [0, 1, 0, 0, 0]], [64, 2, 2, blocks, 4])
+
+
+@triton.constexpr_function
+def row_box_layout(blocks):
+    """Returns the layout of a box of 64 rows' codes of `blocks` super-blocks, 1 or 2, [64, parts, 8 * blocks] int32 in
+    shared memory: parts whose number is a power of two."""
+    return gl.NVMMASharedLayout(32 * blocks, 32, 3)
+
+
+@triton.constexpr_function
+def high_memory(blocks):
+    """Words of high bits [64, 2 parts, 2 * blocks, 4] in a box, exchanged as in `code_memory`."""
+    words = axis(3, 4, [1, 2]) + axis(2, 4, powers(1, 2 * blocks)) + axis(1, 4, [1])
+    rows = axis(0, 4, [1, 2, 4, 8, 16, 32])
+    first = 1 if blocks == 1 else 0  # of the rows, that of bit 7
+    for row, k_block in zip(rows[first:], powers(1, 2 * blocks), strict=False):
+        row[2] = k_block
+    return gl.SharedLinearLayout(words + rows)
+
+
+@triton.constexpr_function
 def row_copies(words):
     """Words of a row [64, words], as they are copied: up to four at once."""
     at_once = min(words, 4)

@@ -70,10 +70,17 @@ def integers(words, pairs, next_pairs, layout: gl.constexpr):
         ],
         (gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16), True, 1,
     )  # fmt: skip
+    return joined(w0, w1, w2, w3, w4, w5, w6, w7)
+
+
+@gluon.jit
+def joined(w0, w1, w2, w3, w4, w5, w6, w7):
+    """Returns float16 [rows, 256], columns as products take them, of the eight numbers of each word [rows, 4 parts, 2 K
+    blocks, 4]."""
     low = gl.join(gl.join(w0, w1), gl.join(w2, w3))
     high = gl.join(gl.join(w4, w5), gl.join(w6, w7))
     w = gl.join(low, high)  # rows, parts, K blocks, words, halves of a pair, pairs, nibbles
-    return gl.reshape(gl.permute(w, [0, 2, 3, 6, 5, 1, 4]), [words.shape[0], 256])
+    return gl.reshape(gl.permute(w, [0, 2, 3, 6, 5, 1, 4]), [w0.shape[0], 256])
 
 
 @gluon.jit

@@ -16,6 +16,7 @@ from moeserve.kernels.launch import multiprocessors, next_power_of_2, pdl, warpg
 from moeserve.kernels.linear.integer_order import integer_order_kernel
 from moeserve.kernels.linear.integer_pieces import (
     MOST_PIECES,
+    PIECE_ROWS,
     PIECE_TOKENS,
     SUPER_BLOCKS,
     has_whole_super_blocks,
@@ -27,6 +28,8 @@ from moeserve.kernels.linear.wide_matrices import is_wide
 from moeserve.kernels.planes import Planes
 from moeserve.quantization import Scale
 from moeserve.quantization.quant_type import SUPER_BLOCK
+
+_FOUR_BITS, _SIX_BITS = (Scale.U8_MIN, 4, 0), (Scale.I8, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,13 @@ class IntegerTile:
         return (128, 0, 80) if self.warpgroups == 1 else (168, 224, 56)
 
 
+def six_bit_tile(block: int) -> IntegerTile:
+    """Returns the tile of products with Q6_K, for blocks of `block` routes or rows."""
+    if block <= 8:
+        return IntegerTile(1, 2, 3)
+    return IntegerTile(1, 1, 5 if block <= 16 else 3)
+
+
 @dataclass(frozen=True, slots=True)
 class IntegerRows:
     """Activations for `integer_gemm_kernel`: columns in the order of its products, each row divided by its factor, so
@@ -58,12 +68,17 @@ class IntegerRows:
 
 
 def has_integers(planes: Planes) -> bool:
-    """Returns whether the products support a matrix, on this GPU: Q4_K's scales and codes, whole super-blocks; Hopper,
-    where they were measured."""
+    """Returns whether the products support a matrix, on this GPU: Q4_K's or Q6_K's scales and codes, whole
+    super-blocks; Hopper, where they were measured."""
     f = planes.type.layout
     if f is None or f.is_signed or f.table is not None or not has_whole_super_blocks(planes.cols):
         return False
-    return f.scale == Scale.U8_MIN and (f.low_bits, f.high_bits) == (4, 0) and warpgroups()
+    return (f.scale, f.low_bits, f.high_bits) in (_FOUR_BITS, _SIX_BITS) and warpgroups()
+
+
+def has_six_bits(planes: Planes) -> bool:
+    """Returns whether a matrix that has integers is of Q6_K, and not of Q4_K."""
+    return planes.type.layout is not None and planes.type.layout.high_bits > 0
 
 
 def integer_order(x: Tensor, count: Tensor, rows: IntegerRows, top_k: int = 1) -> None:
@@ -85,29 +100,36 @@ def launch(
     *,
     tile: IntegerTile,
     top_k: int = 1,
-    parts: int = 1,
+    stride: int = 0,
     split: int = 1,
     partials: Tensor | None = None,
     counters: Tensor | None = None,
+    pair: int = 0,
 ) -> None:
     """Launches `integer_gemm_kernel`, which explains the arguments, and writes `out`: products of x with the matrices
-    `first`, or with `first` and `second` joined by the activation. partials (float32) and counters (int32, zeros):
-    needed where split > 1."""
+    `first`, or with `first` and `second` joined by the activation. stride: numbers of out per token. partials (float32)
+    and counters (int32, zeros): needed where split > 1."""
     # Gluon's modules are imported where its kernels run.
-    from moeserve.kernels.linear.code_boxes import code_boxes
+    from moeserve.kernels.linear.code_boxes import code_boxes, six_bit_boxes
     from moeserve.kernels.linear.integer_gemm import integer_gemm
 
     def words(planes: Planes) -> tuple[object, Tensor, Tensor]:
         boxes = code_boxes(planes.codes.view(torch.int32), planes.cols, tile.super_blocks)
         return boxes, planes.scales, planes.supers
 
+    if has_six_bits(first):
+        boxes = six_bit_boxes(first.codes.view(torch.int32), first.cols, tile.super_blocks)
+        of_first: tuple[object, ...] = (*boxes, first.scales, first.supers)
+    else:
+        codes, *scales = words(first)
+        of_first = (codes, None, *scales)
     blocks, block = routing.routes.shape
     registers, multiplying, copying = tile.registers
     integer_gemm(
-        (tile.programs * multiprocessors(),), x.x, x.sums, x.factors, *words(first),
+        (tile.programs * multiprocessors(),), x.x, x.sums, x.factors, *of_first,
         *((None, None, None) if second is None else words(second)), routing.expert, routing.routes, out, partials,
-        counters, first.rows, first.cols, top_k, parts, blocks, split, block, tile.super_blocks, tile.stages,
-        tile.warpgroups, multiplying, copying, pdl(), num_warps=4, maxnreg=registers, launch_pdl=pdl(),
+        counters, first.rows, first.cols, top_k, stride, blocks, split, block, tile.super_blocks, tile.stages,
+        tile.warpgroups, multiplying, copying, pair, pdl(), num_warps=4, maxnreg=registers, launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -144,14 +166,22 @@ class DenseIntegers:
         return rows
 
     def multiply(self, x: IntegerRows, matrices: Sequence[Planes], out: Tensor) -> None:
-        """Launches the products of x with matrices that have integers, of equally many rows, side by side in out [rows,
-        rows of all matrices], floats."""
-        routing = self._routing
+        """Launches the products of x with matrices that have integers, side by side in out [rows, rows of all
+        matrices], floats."""
+        routing, at = self._routing, 0
         blocks, block = routing.routes.shape
-        tile = IntegerTile(1, SUPER_BLOCKS, 2 if block == PIECE_TOKENS else 3)
+        used = 0  # pieces of the first of two products, which may still be computed
         for i, planes in enumerate(matrices):
             split = pieces_by_columns(planes.rows, planes.cols // SUPER_BLOCK, blocks)
+            pieces = split * -(-planes.rows // PIECE_ROWS) * blocks if split > 1 else 0
+            pair = 0 if len(matrices) != 2 or used + pieces > MOST_PIECES else i + 1
+            first = used if pair == 2 else 0
+            used = pieces
+            tile = IntegerTile(1, SUPER_BLOCKS, 2 if block == PIECE_TOKENS else 3)
+            if has_six_bits(planes):
+                tile = six_bit_tile(block)
             launch(
-                x, planes, None, routing, out.view(-1)[i * planes.rows :], tile=tile, parts=len(matrices), split=split,
-                partials=self._partials, counters=self._counters,
+                x, planes, None, routing, out.view(-1)[at:], tile=tile, stride=out.shape[1], split=split,
+                partials=self._partials[first * PIECE_ROWS * block :], counters=self._counters[first:], pair=pair,
             )  # fmt: skip
+            at += planes.rows

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts.integers import has_gated_integers, integers_down, integers_up
+from moeserve.kernels.experts.integers import down_tile, has_gated_integers, integers_down, integers_up
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import quad_order, quads_down, quads_up, takes_quads
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
-from moeserve.kernels.linear.integers import has_integers, integer_order
+from moeserve.kernels.linear.integers import integer_order
 from moeserve.kernels.linear.large_batch import UnpackScratch
 from moeserve.kernels.linear.operands import Gated, RouteBlocks
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters
@@ -138,9 +138,9 @@ class ExpertRun(NamedTuple):
         self._align(w.routing, count)
         integer_order(self.y.x, count, w.x)
         integers_up(w.x, e.gate, e.up, w.routing, top_k, h, tile=w.method.up)
-        if bias is None and has_integers(e.down):
+        if bias is None and w.takes_down(e.down):
             integer_order(h, count, w.h, top_k)
-            integers_down(w.h, e.down, w.routing, self.parts, tile=w.method.down)
+            integers_down(w.h, e.down, w.routing, self.parts, tile=down_tile(e.down, w.method))
             return
         quads = s.quads if takes_quads(e.down) else None
         routing = (

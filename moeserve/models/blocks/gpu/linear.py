@@ -149,8 +149,7 @@ def takes_integers(weights: MergedLinear, x: GpuActivations, space: DenseWorkspa
     if space.integers is None or x.x is None or weights.bias is not None:
         return False
     first, second = weights.first, weights.second
-    fits = second is None or (second.rows == first.rows and space.integers.takes(second))
-    return fits and space.integers.takes(first)
+    return space.integers.takes(first) and (second is None or space.integers.takes(second))
 
 
 def rows_of(x: GpuActivations) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts.integers import IntegerWorkspace, integers_down, integers_up
+from moeserve.kernels.experts.integers import IntegerWorkspace, down_tile, integers_down, integers_up
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
@@ -214,22 +214,23 @@ def quads(n: int, kind: QuantType, down: QuantType) -> None:
     )
 
 
-def integers(n: int) -> None:
+def integers(n: int, kind: QuantType = Q4) -> None:
+    """kind: of down and of whole matrices."""
     hidden, ff, num, top_k = 512, 768, 128, 8
     count = empty(1, dtype=i32)
-    gate, down = empty_planes(Q4, (num, ff, hidden), "meta"), empty_planes(Q4, (num, hidden, ff), "meta")
+    gate, down = empty_planes(Q4, (num, ff, hidden), "meta"), empty_planes(kind, (num, hidden, ff), "meta")
     x, h = _integer_rows(n, hidden), _integer_rows(n * top_k, ff)
     s = IntegerWorkspace(n, top_k, num, x, h)
     out = empty(n * top_k, ff, dtype=torch.bfloat16)
     integer_order(empty(n, hidden, dtype=torch.bfloat16), count, x)
     integers_up(x, gate, gate, s.routing, top_k, out, tile=s.method.up)
     integer_order(out, count, h, top_k)
-    integers_down(h, down, s.routing, empty(n, top_k, hidden), tile=s.method.down)
+    integers_down(h, down, s.routing, empty(n, top_k, hidden), tile=down_tile(down, s.method))
     if n < DENSE_INTEGER_ROWS.stop:
         dense = DenseIntegers(_integer_rows(n, hidden), empty(partial_numbers(n)))
         y = dense.order(empty(n, hidden, dtype=torch.bfloat16), count)
         for rows in (hidden, 32 * hidden):  # in pieces that share results, and not
-            dense.multiply(y, [empty_planes(Q4, (1, rows, hidden), "meta")], empty(n, rows))
+            dense.multiply(y, [empty_planes(kind, (1, rows, hidden), "meta")], empty(n, rows))
 
 
 def _integer_rows(n: int, cols: int) -> IntegerRows:
