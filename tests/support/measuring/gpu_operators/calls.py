@@ -94,7 +94,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         partial(experts_by_token, 4),
         partial(experts_by_token, 1024),
     ],
-    "linear, few": [partial(linear, 4, Q4, 512, 96, Q6, 32)],
+    "linear, few": [partial(linear, 4, Q4, 512, 96, Q6, 32), partial(linear, 8, Q4, 512, 96, Q6, 32)],
     "linear, wide": [partial(linear, 4, Q4, 4352, 4096, Q6, 32)],
     "linear, many": [partial(linear, 200, Q4, 512, 96, Q6, 32)],
     "linear, looked up": [partial(linear, 20, IQ4, 512, 96, None, 0)],
