@@ -86,7 +86,7 @@ def test_attention_to_the_chosen_keys(rows: int) -> None:
     room = decode_workspace(rows, heads, rank, "cuda")
     few, many = (torch.empty(rows, heads, rank, device="cuda") for _ in range(2))
     chosen = step.chosen[:, 0]
-    decode_latent(*parts, keys, chosen, step.numbers, step.lasts, step.count, room, few, least=4)
+    decode_latent(*parts, keys, chosen, step.numbers, step.lasts, step.count, room, few, chosen=2048)
     attend_chosen(*parts, keys, chosen, step.numbers, step.lasts, step.count, many)
     for row in (0, rows - 1):
         alone = Sequence(0, 1, int(step.lasts[row]), chosen[row].cpu())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,12 +12,33 @@ from moeserve.kernels.attention.op import prefill_tile, tile_tokens
 from moeserve.kernels.attention.workspace import DecodeWorkspace, splits_that_fill
 from moeserve.kernels.experts.op import method_for
 from moeserve.kernels.latent.triton import latent_store_kernel, norm_kernel
-from moeserve.kernels.launch import next_power_of_2, pdl
+from moeserve.kernels.launch import (
+    HOPPER_SHARED_MEMORY,
+    multiprocessors,
+    next_power_of_2,
+    pdl,
+    shared_memory,
+)
 from moeserve.kernels.linear.op import run_gemm
 from moeserve.kernels.linear.operands import RouteBlocks, weight_of
 
-# For decode: heads per program, which share a key's loads, and the tensor cores' tile.
-DECODE_HEADS, DECODE_KEYS, DECODE_WARPS = 16, 32, 4
+
+class DecodeTile(NamedTuple):
+    """Heads of a row and keys that a program multiplies at once."""
+
+    heads: int
+    keys: int
+    warps: int
+
+
+# Tiles of decode rows: docs/results/gpu-kernels.md#latent-attention-of-decode-steps. Each of the larger two fills a
+# multiprocessor of a Hopper GPU, whose shared memory holds two blocks of 64 keys.
+WIDE_TILE, TILE, SMALL_TILE = DecodeTile(64, 64, 8), DecodeTile(16, 64, 4), DecodeTile(16, 32, 4)
+MOST_NARROW = 32  # heads that do not use the wide tile
+FEW_ROWS = 2  # chosen keys of more rows use the wide tile
+LEAST_KEYS = 64  # of a split of chosen keys
+MOST_SPLITS = 128  # of a row, for the wide tile
+COMBINING_WARPS = 4
 COMBINED, COMBINED_COLUMNS = (
     8192,
     64,
@@ -34,9 +57,31 @@ def decode_workspace(
 ) -> DecodeWorkspace:
     """Returns buffers for decode rows' partial results, for up to `rows` rows. splits: None: as many as fill a GPU.
     room: see DecodeWorkspace."""
-    blocks = -(-heads // DECODE_HEADS)
-    splits = splits or splits_that_fill(rows, blocks)
-    return DecodeWorkspace(rows, blocks * DECODE_HEADS, blocks, rank, device, splits, room)
+    tile = decode_tile(heads)
+    blocks = -(-heads // tile.heads)
+    splits = splits or _splits_of_keys(tile, rows, blocks)
+    return DecodeWorkspace(rows, blocks * tile.heads, blocks, rank, device, splits, room)
+
+
+def decode_tile(heads: int, rows: int | None = None) -> DecodeTile:
+    """Returns the tile of decode rows with this number of heads; rows: for so many rows of chosen keys."""
+    if shared_memory() < HOPPER_SHARED_MEMORY:
+        return SMALL_TILE
+    if heads <= MOST_NARROW:
+        return TILE
+    return SMALL_TILE if rows is not None and rows <= FEW_ROWS else WIDE_TILE
+
+
+def _splits_of_keys(tile: DecodeTile, rows: int, blocks: int) -> int:
+    """Returns the number of splits per row, a power of two, with which a launch fills a GPU."""
+    if tile is not WIDE_TILE:
+        return splits_that_fill(rows, blocks)
+    return min(MOST_SPLITS, power_of_2_below(multiprocessors() // (rows * blocks)))
+
+
+def power_of_2_below(n: int) -> int:
+    """Returns the largest power of two that is at most n; 1 if n is 0."""
+    return 1 << max(0, n.bit_length() - 1)
 
 
 def by_head(rows: int, heads: int, device: torch.device | str) -> RouteBlocks:
@@ -160,27 +205,35 @@ def decode_latent(
     workspace: DecodeWorkspace,
     out: Tensor,
     *,
-    least: int = 1,
+    chosen: int | None = None,
 ) -> None:
     """Launches latent attention of decode rows: row i < count[0] attends to the keys in slots table[req_slots[i], :
     positions[i] + 1]. Writes `out`.
 
     q [n, heads, rank], rotated [n, heads, rotary], scaled, of the keys' dtype; keys [slots, 1, rank + rotary];
-    table int32 [requests, length]; workspace: `decode_workspace` for at least n rows; out [n, heads, rank]. least:
-    smallest split, in multiples of DECODE_KEYS.
+    table int32 [requests, length]; workspace: `decode_workspace` for at least n rows; out [n, heads, rank]. chosen: the
+    most keys of a row, if each row attends to chosen ones only; None: rows may be long.
     """
     (n, heads, rank), rotary, w = q.shape, rotated.shape[2], workspace
-    blocks, size, splits = w.sums.shape[1], max(16, next_power_of_2(rank)), w.splits
+    tile = decode_tile(heads, None if chosen is None else n)
+    blocks, size = -(-heads // tile.heads), max(16, next_power_of_2(rank))
+    splits = power_of_2_below(w.splits * w.sums.shape[1] // blocks)  # as the buffers have room for
+    least = 1
+    if chosen is not None:
+        programs = multiprocessors() * (1 if tile is WIDE_TILE else 4)
+        splits = min(splits, power_of_2_below(programs // (n * blocks)))
+        splits = min(splits, next_power_of_2(-(-chosen // LEAST_KEYS)))
+        least = max(1, LEAST_KEYS // tile.keys)
     latent_attention_kernel(
         (n, blocks, splits), q, rotated, keys, table, None, req_slots, positions, count, w.sums, w.stats, out,
-        table.stride(0), heads, rank, rotary, DECODE_HEADS, DECODE_HEADS, size, max(16, next_power_of_2(rotary)),
-        DECODE_KEYS, splits, least, pdl(), num_warps=DECODE_WARPS, num_stages=2, launch_pdl=pdl(),
+        table.stride(0), heads, rank, rotary, tile.heads, tile.heads, size, max(16, next_power_of_2(rotary)), tile.keys,
+        splits, least, pdl(), num_warps=tile.warps, num_stages=2, launch_pdl=pdl(),
     )  # fmt: skip
     if splits > 1:
         columns = min(size, max(COMBINED_COLUMNS, COMBINED // splits))
         combine_kernel(
-            (n, heads, size // columns), positions, count, w.sums, w.stats, out, heads, rank, DECODE_HEADS, size,
-            DECODE_KEYS, splits, least, columns, pdl(), num_warps=DECODE_WARPS, launch_pdl=pdl(),
+            (n, heads, size // columns), positions, count, w.sums, w.stats, out, heads, rank, tile.heads, size,
+            tile.keys, splits, least, columns, pdl(), num_warps=COMBINING_WARPS, launch_pdl=pdl(),
         )  # fmt: skip
 
 

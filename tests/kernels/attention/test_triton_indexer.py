@@ -110,29 +110,41 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("length", [40, 257, 300, 1100])
+@pytest.mark.parametrize("length", [55, 262, 325, 1100])
 @pytest.mark.parametrize("programs", [4, 64], ids=["one program a row", "several programs"])
 def test_choices_shared_by_programs(
     small_parts: None, length: int, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of few scores and of many, with a table for 1,100. Scores of either sign are in order, equal ones by
-    position; zeros of both signs are equal."""
+    """Rows of few scores and of many, each one shorter than the last, with a table for 1,100: some end with a chunk of
+    64. Scores of either sign are in order, equal ones by position; zeros of both signs are equal."""
     monkeypatch.setattr(op, "SHARING_PROGRAMS", programs)
     rule, g, n = ChoiceRule(50), torch.Generator().manual_seed(3), len(KINDS)
     stride = choice_rule.stride_of_choice(1100, rule)
-    rows = [kind(length, g) for kind in KINDS.values()]
+    rows = [kind(length - row, g) for row, kind in enumerate(KINDS.values())]
     scores = torch.full((n, stride), float("nan"))
-    scores[:, :length] = torch.stack(rows)
+    for row, values in enumerate(rows):
+        scores[row, : len(values)] = values
     table = torch.arange(1100, dtype=torch.int32, device=DEVICE)[None] + 5
     chosen = torch.full((n, 1, 50), GUARD, dtype=torch.int32, device=DEVICE)
-    lasts = ints([0] * n)
-    step = (table, ints([0] * n), ints([length - 1] * n), counter(n), ints([0]), n, rule)
+    lasts, positions = ints([0] * n), ints([len(values) - 1 for values in rows])
+    step = (table, ints([0] * n), positions, counter(n), ints([0]), n, rule)
     op.choose(scores.flatten().to(DEVICE), *step, chosen, lasts)
     for row, (name, values) in enumerate(zip(KINDS, rows, strict=True)):
         expected = choose_keys(values, 50) + 5
-        assert chosen[row, 0, : len(expected)].tolist() == expected.tolist(), name
-        assert (chosen[row, 0, len(expected) :] == GUARD).all()
-    assert lasts.tolist() == [min(length, 50) - 1] * n
+        assert chosen[row, 0].tolist() == expected.tolist(), name
+    assert lasts.tolist() == [49] * n
+
+
+@pytest.mark.parametrize("length", [7, 49, 50])
+def test_rows_of_at_most_as_many_keys_as_are_chosen(small_parts: None, length: int) -> None:
+    """They attend to all, whatever the scores, which nothing wrote."""
+    rule = ChoiceRule(50)
+    scores = torch.full((choice_rule.stride_of_choice(1100, rule),), float("nan"), device=DEVICE)
+    table = torch.arange(1100, dtype=torch.int32, device=DEVICE)[None] + 5
+    chosen, lasts = torch.full((1, 1, 50), GUARD, dtype=torch.int32, device=DEVICE), ints([0])
+    op.choose(scores, table, ints([0]), ints([length - 1]), counter(1), ints([0]), 1, rule, chosen, lasts)
+    assert chosen[0, 0].tolist() == [*range(5, length + 5), *[GUARD] * (50 - length)]
+    assert lasts.tolist() == [length - 1]
 
 
 @pytest.mark.parametrize("candidates", ["too few", "too many"])

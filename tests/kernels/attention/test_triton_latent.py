@@ -14,6 +14,7 @@ from moeserve.kernels.latent import reference
 from moeserve.kernels.latent.op import (
     by_head,
     decode_latent,
+    decode_tile,
     decode_workspace,
     latent_store,
     linear_by_head,
@@ -27,7 +28,7 @@ from tests.kernels.weights import nmse, random_weights
 
 GUARD = 12345.0
 RANK, ROTARY = 64, 32
-HEADS = [1, 6, 20]  # of which a decode program takes 16
+HEADS = [1, 6, 20, 40]  # of which a decode program takes 16, or 64
 
 
 class Pool:
@@ -69,6 +70,25 @@ def test_decode(heads: int, splits: int, rotary: int) -> None:
     )  # fmt: skip
     assert nmse(out[:4].cpu(), expected) < 1e-6  # weights of float16
     assert (out[4] == GUARD).all()
+
+
+@pytest.mark.parametrize("splits", [1, None], ids=["without splits", "splits"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_decode_to_chosen_keys(rows: int, splits: int | None) -> None:
+    """Of few rows, whose tile differs from that of the workspace, and of more; rows of unequal numbers of keys."""
+    heads, most, lengths = 40, 150, [150, 1, 65, 64][:rows]
+    pool, q = Pool(4, most, ROTARY), queries(rows, heads)
+    sequences = [Sequence(i, 1, n - 1, pool.table[i]) for i, n in enumerate(lengths)]
+    room, out = (
+        decode_workspace(rows, heads, RANK, DEVICE, splits),
+        torch.full((rows, heads, RANK), GUARD, device=DEVICE),
+    )
+    assert (decode_tile(heads, rows) == decode_tile(heads)) == (rows > 2)
+    decode_latent(
+        *parts(q), pool.keys.to(DEVICE), pool.table.to(DEVICE), ints(range(rows)), ints([n - 1 for n in lengths]),
+        counter(rows), room, out, chosen=most,
+    )  # fmt: skip
+    assert nmse(out.cpu(), pool.attend(q, sequences)) < 1e-6
 
 
 @pytest.mark.parametrize(

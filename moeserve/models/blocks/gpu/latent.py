@@ -32,10 +32,6 @@ from moeserve.models.blocks.gpu.workspace import (
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.gpu_weights import GpuLatentAttention, plane_tensors
 
-# Smallest split of a row's chosen keys, in multiples of the keys that are processed at once: with 64 keys attention of
-# one row takes 17 us, with 128 it takes 23 (docs/results/gpu-kernels.md).
-LEAST_SPLIT = 2
-
 
 class GpuLatentAttentionBlock:
     """The latent attention of all layers. Arguments as for `GpuAttentionBlock`."""
@@ -143,7 +139,7 @@ def _attend_chosen(
         part = slice(first, min(first + MAX_DECODE_ROWS, batch.num_decode))
         decode_latent(
             space.queries[part], space.rotated[part], kv.keys, chosen, indexer.row_numbers[part], indexer.lasts[part],
-            batch.count, of_form.decode, space.attended[part], least=LEAST_SPLIT,
+            batch.count, of_form.decode, space.attended[part], chosen=chosen.shape[1],
         )  # fmt: skip
 
 

@@ -38,7 +38,9 @@ def indexer(n: int, kind: torch.dtype) -> None:
     vectors = empty(50, 1, rank + rotary, dtype=f16)
     attending, rotated = empty(n, heads, rank, dtype=f16), empty(n, heads, rotary, dtype=f16)
     out, room = empty(n, heads, rank, dtype=kind), latent.decode_workspace(n, heads, rank, "meta")
-    latent.decode_latent(attending, rotated, vectors, chosen[:, 0], at, at, count, room, out, least=4)
+    latent.decode_latent(
+        attending, rotated, vectors, chosen[:, 0], at, at, count, room, out, chosen=chosen.shape[2]
+    )
     latent.attend_chosen(attending, rotated, vectors, chosen[:, 0], at, at, count, out)
 
 
@@ -66,7 +68,9 @@ def pooled_indexer(n: int, kind: torch.dtype) -> None:
         of_q, latents, empty(rank), 1e-6, angles, angles, at, at, count, 0.1, nopes, rotated, vectors
     )
     out, room = empty(n, heads, rank, dtype=kind), latent.decode_workspace(n, heads, rank, "meta")
-    latent.decode_latent(attending, rotated, vectors, chosen[:, 0], at, at, count, room, out, least=4)
+    latent.decode_latent(
+        attending, rotated, vectors, chosen[:, 0], at, at, count, room, out, chosen=chosen.shape[2]
+    )
     latent.attend_chosen(attending, rotated, vectors, chosen[:, 0], at, at, count, out)
 
 
