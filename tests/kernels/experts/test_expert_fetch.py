@@ -57,7 +57,7 @@ def test_the_choice_and_what_it_leaves(rows: int, share: int) -> None:
     places = torch.from_numpy(np.where(world.movable, world.maps.places, -1))
     scores = torch.zeros(3, EXPERTS)
     fetched = 0
-    for _ in range(5):
+    for _ in range(12):
         for layer in CACHED:
             ids = routes(rng, rows)
             local = torch.full((rows, WIDER), -1, dtype=torch.int32, device=DEVICE)[:, :TOP_K]
