@@ -75,7 +75,7 @@ def test_decode(heads: int, splits: int, rotary: int) -> None:
 @pytest.mark.parametrize("splits", [1, None], ids=["without splits", "splits"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_decode_to_chosen_keys(rows: int, splits: int | None) -> None:
-    """Of few rows, whose tile differs from that of the workspace, and of more; rows of unequal numbers of keys."""
+    """Few rows take another tile than the workspace, more rows the same one; rows have unequal numbers of keys."""
     heads, most, lengths = 40, 150, [150, 1, 65, 64][:rows]
     pool, q = Pool(4, most, ROTARY), queries(rows, heads)
     sequences = [Sequence(i, 1, n - 1, pool.table[i]) for i, n in enumerate(lengths)]
