@@ -56,7 +56,8 @@ class ApiConfig(SeveralModelsConfig):
     ssl_certfile: str | None = option(
         None,
         "Network",
-        "serve HTTPS with this certificate (PEM) and its chain (default: none; HTTP)",
+        "serve HTTPS with this certificate (PEM) and its chain; its private key is in the same file or in "
+        "--ssl-keyfile (default: none; HTTP)",
         metavar="PATH",
     )
     ssl_keyfile: str | None = option(
@@ -156,7 +157,7 @@ class ApiConfig(SeveralModelsConfig):
     tool_call_parser: str = option(
         "auto",
         "Chat",
-        "format of the model's tool calls, by which they are told from its text; auto: recognised from the "
+        "format of the model's tool calls, by which the server separates them from the text; auto: recognised from the "
         "chat template; none: calls stay text. Name one if auto recognises none or the wrong one, which "
         "the log shows",
         choices=(

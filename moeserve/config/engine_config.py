@@ -45,17 +45,19 @@ class EngineConfig(SpeculativeConfig):
         "panels",
         "CPU engine",
         "panels: repack weights while loading, for the fastest decoding; file: compute from the "
-        "memory-mapped file as it is, for an instant start and less memory, but slower steps (do not "
-        "change the file while it is served)",
+        "memory-mapped GGUF file as it is, for an instant start and less memory, but slower steps (do not "
+        "change the file while it is served; not with a GPU)",
         choices=("panels", "file"),
     )
     expert_ram: float | None = option(
         None,
         "CPU engine",
-        "RAM for routed experts. If it does not hold all, an expert that is missing when a token is routed to it "
-        "is read from the GGUF file, which is slower, and takes the place of one that was used less. Lower it to "
-        "leave RAM to other programs (default: all experts; if they do not fit, as many as fit beside the other "
-        "weights and a small KV pool)",
+        "RAM for routed experts; with a GPU: for the experts that are not on the GPU alone. If it does not hold all "
+        "of them, an expert that is missing when a token is routed to it is read from the GGUF file, which is slower, "
+        "and takes the place of one that was used less. Lower it to leave RAM to other programs. Not with several "
+        "GPUs, a folder of safetensors or --weight-layout file, or if the CPU computes the first layers of a GPU's "
+        "model (default: all of them; if they do not fit, as many as fit beside the other weights and, without a GPU, "
+        "a small KV pool)",
         low=0.001,
         high=1e6,
         metavar="GIB",
@@ -101,7 +103,7 @@ class EngineConfig(SpeculativeConfig):
         "as fast; the KV cache gets less memory. auto: if one GPU holds all experts, half of the KV cache's "
         "memory (less if the KV cache would then have fewer than 8192 tokens for each of --max-num-seqs "
         "requests), or all that the KV cache cannot use, whichever is more. 0: none, if many long "
-        "conversations need the KV cache",
+        "conversations need the KV cache. Not with several GPUs",
         low=0.0,
         high=1e6,
         choices=("auto",),
@@ -119,15 +121,15 @@ class EngineConfig(SpeculativeConfig):
         "GPU",
         "YAML file of rules that place tensors on the GPU or in RAM by name; tensors without a matching "
         "rule follow the other flags. On the CPU engine, rules choose the experts that stay in RAM when "
-        "others are on disk. For placements that --num-gpu-experts and --n-gpu-layers cannot express "
-        "(default: none)",
+        "others are on disk. For placements that --num-gpu-experts and --n-gpu-layers cannot express. Not "
+        "with several GPUs (default: none)",
         metavar="PATH",
     )
     n_gpu_layers: int | None = option(
         None,
         "GPU",
         "place only the last N layers on the GPU and compute the others on the CPU, for GPUs too small for the "
-        "attention weights of all layers (default: as many as fit)",
+        "attention weights of all layers. Not with several GPUs (default: as many as fit)",
         low=0,
         high=1024,
     )
@@ -135,9 +137,9 @@ class EngineConfig(SpeculativeConfig):
         "auto",
         "GPU",
         "whether experts move between RAM and GPU memory while the server runs. auto: if not all experts "
-        "fit on the GPU and RAM has room for all, the experts that the current texts use replace unused "
-        "ones on the GPU; off: experts stay where they were placed, and the same steps give the same bits, "
-        "for comparisons",
+        "fit on the GPU, those that the current texts use replace unused ones there (needs RAM for all experts or, "
+        "with one GPU, a GGUF file from which the rest are read; not on several NUMA nodes, nor with --parallel "
+        "tensor); off: experts stay where they were placed, and the same steps give the same bits, for comparisons",
         choices=("auto", "off"),
     )
     gpu_prefill_token_threshold: int | None = option(
@@ -145,8 +147,9 @@ class EngineConfig(SpeculativeConfig):
         "GPU",
         "number of tokens from which a step with prompts copies the experts in RAM to the GPU and computes "
         "all of them there; in smaller steps the CPU computes them. Lower it for a slow CPU, raise it for "
-        "a slow PCIe link (default: by speeds measured at the start, which let the GPU compute none in "
-        "small steps and a growing share in larger ones)",
+        "a slow PCIe link. No effect if some experts are on disk or on several NUMA nodes; not with --parallel "
+        "tensor (default: chosen from speeds measured at the start: none of these experts in small steps, a growing "
+        "share of them in larger ones)",
         low=1,
         high=1 << 20,
     )

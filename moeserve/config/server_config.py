@@ -33,7 +33,7 @@ class ServerConfig(OperationConfig):
         None,
         "Model",
         "maximum tokens of one request, prompt and answer together; longer ones are refused. Lower it if "
-        "the KV pool does not fit (default: the model's context length, or the size of the KV pool if that "
+        "the KV pool has room for fewer (default: the model's context length, or the size of the KV pool if that "
         "is less)",
         low=16,
         high=1 << 24,
@@ -49,9 +49,9 @@ class ServerConfig(OperationConfig):
         None,
         "Model",
         "the model's vision tower, which lets chats contain pictures: an mmproj GGUF file, a folder of safetensors, or "
-        "auto: the only mmproj file beside the model, or the tower in the model's own folder of safetensors. On the "
-        "CPU or one GPU (default: none; pictures in users' messages are refused, those in tools' results and "
-        "assistants' messages are replaced by a note)",
+        "auto: the only mmproj file beside the model, or the tower in the model's own folder of safetensors. No effect "
+        "with several GPUs or --worker (default: none; pictures in users' messages are refused, those in tools' "
+        "results and assistants' messages are replaced by a note)",
         metavar="FILE",
     )
     mmproj_device: str = option(
@@ -126,7 +126,8 @@ class ServerConfig(OperationConfig):
         (),
         "Model",
         "serve a LoRA adapter (a PEFT folder or a llama.cpp GGUF file) as a model with this name; more "
-        "pairs may follow, or repeat the flag. On the CPU or one GPU (default: none)",
+        "pairs may follow, or repeat the flag. Not with several GPUs or --worker, or if the CPU computes the first "
+        "layers of a GPU's model; on a GPU not for some models (the error says so) (default: none)",
         metavar="NAME=PATH",
         several=True,
     )
@@ -134,7 +135,7 @@ class ServerConfig(OperationConfig):
         None,
         "Model",
         "let clients load and unload LoRA adapters from this folder while the server runs, by POST to "
-        "/v1/load_lora_adapter and /v1/unload_lora_adapter. On the CPU or one GPU (default: none; these "
+        "/v1/load_lora_adapter and /v1/unload_lora_adapter. Refused where --lora-modules is (default: none; these "
         "paths answer 403)",
         metavar="PATH",
     )
@@ -244,7 +245,8 @@ class ServerConfig(OperationConfig):
         "twice as many tokens at a small loss of accuracy. On a GPU also bf16, and fp8: e4m3 with a scale "
         "per token and head, a little smaller than q8_0 and less accurate. Choose q8_0 if long contexts or "
         "many requests do not fit. Models with MLA, and DeepSeek V4, support only f16; those with heads that are no "
-        "multiple of 32 wide, or with keys and values of different widths, only f16 and bf16",
+        "multiple of 32 wide, or with keys and values of different widths, only f16 and bf16; those that cap attention "
+        "scores, on the CPU only f16. fp8 needs compute capability 8.9",
         choices=("auto", "f16", "bf16", "q8_0", "fp8"),
     )
     kv_ram: float | None = option(
@@ -253,8 +255,8 @@ class ServerConfig(OperationConfig):
         "RAM that holds a copy of the prefixes in a GPU's KV pool; when a prompt begins with a prefix that the pool "
         "has evicted, it is copied back instead of computed. 0: none (default: a quarter of the RAM that is free "
         "after loading, at most 4 times the KV pool; none if that would be less than the pool, or if sliding-window "
-        "layers have a pool of their own). Not with several GPUs or an EAGLE-3 head, for DeepSeek V4, or if the CPU "
-        "computes the first layers",
+        "layers have a pool of their own). Not on the CPU, with several GPUs, an EAGLE-3 head or --prefix-cache off, "
+        "for DeepSeek V4, or if the CPU computes the first layers",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -264,8 +266,9 @@ class ServerConfig(OperationConfig):
         "Capacity",
         "folder in which the prefix cache keeps KV of prompts and answers on disk, to read it back when a "
         "prompt begins with the same text, also after a restart; --kv-disk-gib limits it. For one server "
-        "at a time; not with several GPUs or an EAGLE-3 head, for DeepSeek V4 on a GPU, or if the CPU computes the "
-        "first layers of a GPU's model. The texts can be reconstructed from these files (default: none)",
+        "at a time; not with several GPUs, an EAGLE-3 head or --prefix-cache off, for DeepSeek V4 on a GPU, or if the "
+        "CPU computes the first layers of a GPU's model. The texts can be reconstructed from these files (default: "
+        "none)",
         metavar="PATH",
     )
     kv_disk_gib: float | None = option(
@@ -281,8 +284,9 @@ class ServerConfig(OperationConfig):
         "Capacity",
         "share of the KV memory for a separate pool for sliding-window layers (every other layer of gpt-oss, say), "
         "which need only the last tokens; more requests then fit into the same memory. 0: one pool for all layers "
-        "(default: so that the separate pool holds a third as many tokens as the other one; 0 if two pools would not "
-        "hold more tokens, and with several GPUs, --kv-ram, --kv-disk, first layers on the CPU or recurrent layers)",
+        "(default: a separate pool with a third of the other pool's tokens, with --prefix-cache off only with those "
+        "that running requests need; none (0) if it would not make room for more tokens, or with several GPUs, "
+        "--kv-ram, --kv-disk, a GPU's first layers on the CPU or recurrent layers)",
         low=0,
         high=0.9,
         metavar="SHARE",

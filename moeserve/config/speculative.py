@@ -36,13 +36,14 @@ class SpeculativeConfig(ApiConfig):
         "Model",
         "speculative decoding: cheap drafts of the next tokens, which a single step verifies together, so that answers "
         'come faster and stay the same. In vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts '
-        f"up to 3 tokens a step. num_speculative_tokens: at most {MOST_DRAFTS}; required, except for mtp (default: "
-        f"{_DEFAULT_OF_BLOCK}) and with --speculative-model (default: {_DEFAULT_DRAFTS}). Methods: mtp: the model's "
+        f"up to 3 tokens a step. num_speculative_tokens: at most {MOST_DRAFTS}; default: {_DEFAULT_OF_BLOCK} for mtp, "
+        f"{_DEFAULT_DRAFTS} with --speculative-model; otherwise required. Methods: mtp: the model's "
         'own MTP block drafts; draft_model: the small model in "model" drafts (see --speculative-model); eagle3: the '
-        'EAGLE-3 head in "model" drafts; ngram: if the last "prompt_lookup_min" to "prompt_lookup_max" tokens '
-        f"(default: {_DEFAULT_SHORTEST} to {_DEFAULT_LONGEST}) occur earlier in the text, what followed them there is "
-        "the draft; auto: ngram, and where nothing earlier agrees, the small model, the EAGLE-3 head or the MTP block, "
-        "whichever there is. Not with several GPUs, nor for DeepSeek V4 on a GPU (default: no drafts)",
+        f'EAGLE-3 head in "model" drafts; ngram: looks for the text\'s last {_DEFAULT_SHORTEST} to {_DEFAULT_LONGEST} '
+        'tokens ("prompt_lookup_min", "prompt_lookup_max") earlier in it, and drafts what followed them; auto: ngram, '
+        "and where nothing earlier agrees, the small model, the EAGLE-3 head or the MTP block, whichever there is. Not "
+        "with several GPUs, --debug-dump or --record-routing-trace; on a GPU, not for DeepSeek V4 and models with "
+        "n-gram embeddings, and some methods not for some models (the error says which) (default: no drafts)",
         metavar="JSON",
     )
     speculative_model: str | None = option(
@@ -51,7 +52,9 @@ class SpeculativeConfig(ApiConfig):
         "model that drafts tokens for speculative decoding: a small model with the same vocabulary, or the model's "
         "EAGLE-3 head; on the CPU or one GPU, where the model is. Answers come faster and stay the same. A .gguf file, "
         "a folder or a name on the hub, as for --model. Without "
-        f"--speculative-config it drafts up to {_DEFAULT_DRAFTS} tokens a step (default: none)",
+        f"--speculative-config it drafts up to {_DEFAULT_DRAFTS} tokens a step. It is refused where "
+        "--speculative-config is, and on a GPU if some of the model's layers are in RAM; some small models and heads "
+        "draft only on the CPU (the error says which) (default: none)",
         metavar="MODEL",
     )
 

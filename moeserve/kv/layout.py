@@ -41,10 +41,10 @@ Q8_0 = KvDtype("q8_0", 1, "block")  # int8
 FP8 = KvDtype("fp8", 1, "head")  # e4m3
 
 _BY_FLAG = {"auto": FLOAT16, "f16": FLOAT16, "bf16": BFLOAT16, "q8_0": Q8_0, "fp8": FP8}
-# Dtypes that the CPU's attention cannot read, with the reason.
+# Dtypes that the CPU's attention cannot read, with the dtype to take there.
 _GPU_ONLY = {
-    BFLOAT16: ("bf16", "f16 is as small and as fast there, and closer to the model"),
-    FP8: ("fp8", "CPUs have no instruction for its numbers; q8_0 is about as small, and closer to the model"),
+    BFLOAT16: ("bf16", "f16 (bf16's size, closer to the model)"),
+    FP8: ("fp8", "q8_0 (about as small, closer to the model)"),
 }
 
 
@@ -179,8 +179,10 @@ def _caps_scores(shape: ModelShape) -> bool:
 def check_cpu_reads(layout: KvLayout) -> None:
     """Raises ConfigError if only GPU attention can read the layout's dtype."""
     if layout.dtype in _GPU_ONLY:
-        name, reason = _GPU_ONLY[layout.dtype]
-        raise ConfigError(f"--kv-cache-dtype {name}: only a GPU's attention reads it. On the CPU, {reason}")
+        name, other = _GPU_ONLY[layout.dtype]
+        raise ConfigError(
+            f"--kv-cache-dtype {name}: only a GPU's attention reads this type; say {other}, or leave it out"
+        )
     if layout.dtype.scales != "none" and _caps_scores(layout.shape):
         raise ConfigError(
             "--kv-cache-dtype q8_0: this model caps its attention scores, and the CPU computes such attention only "

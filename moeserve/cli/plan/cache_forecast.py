@@ -227,7 +227,7 @@ def _read(model: ModelShape, trace_file: str) -> RoutingTrace:
     if trace.shape != wanted:
         raise ConfigError(
             "--routing-trace: it records {} layers of {} experts, {} per token; the model has {}, {} and {}: record "
-            "one with this model".format(*trace.shape, *wanted)
+            "one with this model (--record-routing-trace)".format(*trace.shape, *wanted)
         )
     return trace
 

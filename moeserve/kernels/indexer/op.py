@@ -149,7 +149,7 @@ def rows_together(scores: Tensor, rows: int, of_row: int) -> int:
         return rows
     if fitting < SHARING_ROWS:
         raise ValueError(
-            f"room for the scores of {fitting} of {rows} rows; at least {SHARING_ROWS} are needed: enlarge `scores`"
+            f"`scores` has room for only {fitting} of {rows} rows; enlarge it to at least {SHARING_ROWS} rows"
         )
     return fitting // SHARING_ROWS * SHARING_ROWS
 

@@ -60,8 +60,9 @@ class GemvTile:
 
 
 def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 4, nb: int = 4) -> GemvTile:
-    """Returns a tile with one K block of nb rows per thread. For a float matrix (the router): few rows, so that
-    there are at least 128 programs, of four warps."""
+    """Returns a tile in which each thread computes one K block of nb rows. For a float matrix (the router): few rows
+    (1 to 8) a program, for at least 128 programs where the matrix has that many rows; four warps each. blocks: blocks
+    of `tokens` tokens; a program takes its rows for one of them."""
     if weight.format is None:
         br = max(1, min(8, next_power_of_2(weight.rows) * blocks // 256))
         return GemvTile(br, 1, float_columns(weight, br), 4, tokens)

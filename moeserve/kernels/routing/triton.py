@@ -98,14 +98,14 @@ def from_ordered_bits(bits):
 
 
 @triton.jit
-def best_of(left, all_logits, e, k, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BY_LOGITS: tl.constexpr):
-    """Returns the ids of the TOP_K highest numbers of `left` [BT, E], the lower id first among equals, and the logits
-    of these ids: int32 and float32 [BT, K]. BY_LOGITS: `left` holds the logits themselves; else the logits come from
-    all_logits [BT, E]."""
+def best_of(choosing, all_logits, e, k, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BY_LOGITS: tl.constexpr):
+    """Returns the ids of the TOP_K highest numbers of `choosing`, the lower id first among equals, and the logits of
+    these ids: int32 and float32 [BT, K], beyond TOP_K 0 and -inf. `choosing` float32 [BT, E]: the scores by which
+    experts are chosen. If BY_LOGITS, they are the logits; else all_logits [BT, E] has the logits."""
     LEAST: tl.constexpr = -0x80000000  # below -inf
-    chosen = tl.zeros([left.shape[0], k.shape[1]], tl.int32)
-    scores = tl.full([left.shape[0], k.shape[1]], LEAST, tl.int32)
-    order = ordered_bits(left)
+    chosen = tl.zeros([choosing.shape[0], k.shape[1]], tl.int32)
+    scores = tl.full([choosing.shape[0], k.shape[1]], LEAST, tl.int32)
+    order = ordered_bits(choosing)
     if not BY_LOGITS:
         logits = ordered_bits(all_logits)
     for j in tl.static_range(TOP_K):
@@ -143,24 +143,24 @@ def route_kernel(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     existing = tl.load(count)
     e, k = tl.arange(0, E)[None, :], tl.arange(0, K)[None, :]
-    left = tl.load(logits + t[:, None] * EXPERTS + e, e < EXPERTS, float("-inf")).to(tl.float32)
+    choosing = tl.load(logits + t[:, None] * EXPERTS + e, e < EXPERTS, float("-inf")).to(tl.float32)
     # Scores increase with their logits, so the logits, which are already loaded, choose the same experts.
     BY_LOGITS: tl.constexpr = bias is None and GROUPS == 1
-    all_logits = left
+    all_logits = choosing
     if not BY_LOGITS:
-        left = scores_of(left, SCORING)
+        choosing = scores_of(choosing, SCORING)
         if bias is not None:
-            left += tl.load(bias + e, e < EXPERTS, 0.0)
-        left = tl.where(e < EXPERTS, left, float("-inf"))
+            choosing += tl.load(bias + e, e < EXPERTS, 0.0)
+        choosing = tl.where(e < EXPERTS, choosing, float("-inf"))
         if GROUPS > 1:
-            left = within_groups(left, e, EXPERTS, GROUPS, TOP_GROUPS, GROUP_BEST)
+            choosing = within_groups(choosing, e, EXPERTS, GROUPS, TOP_GROUPS, GROUP_BEST)
     live = t < existing
     if by_token is not None:
         of_token = tl.maximum(tl.load(token_ids + t, live, 0), 0).to(tl.int64)  # below 0: an embedding's row
         chosen = tl.load(by_token + of_token[:, None] * TOP_K + k, k < TOP_K, 0)
         scores = tl.load(logits + t[:, None] * EXPERTS + chosen, k < TOP_K, float("-inf")).to(tl.float32)
     else:
-        chosen, scores = best_of(left, all_logits, e, k, EXPERTS, TOP_K, BY_LOGITS)
+        chosen, scores = best_of(choosing, all_logits, e, k, EXPERTS, TOP_K, BY_LOGITS)
     share = chosen_weights(scores, all_logits, TOP_K, K, SCORING, NORMALIZE, SCALE)
     if expert_scale is not None:
         share *= tl.load(expert_scale + chosen)

@@ -2,9 +2,9 @@
 (https://huggingface.co/CohereLabs/North-Mini-Code-1.0).
 
 Attention and feed-forward of a layer read the same norm of its input, and both outputs are added to that input.
-Layers with a window have RoPE. The others have no positions, except the first layers, which have RoPE and no
-experts. The router scores by sigmoid. Norms are RMSNorm or LayerNorm without a bias. Some files have a further layer,
-which predicts a further token (MTP).
+RoPE is in layers with a window and in the first layers, which have no experts; the other layers have no positions.
+The router scores by sigmoid. Norms are RMSNorm or LayerNorm without a bias. Some files have an MTP layer, which
+predicts the token after the next.
 """
 
 from __future__ import annotations

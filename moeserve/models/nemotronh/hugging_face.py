@@ -49,8 +49,8 @@ def _kinds(path: Path, config: Mapping[str, Any]) -> str:
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns, as GGUF's metadata, the kinds of layers: KV heads and feed-forward widths of each, from config.json.
-    Raises ModelError for a missing or unsupported setting."""
+    """Returns, as GGUF's metadata, what config.json says of the layers: each one's KV heads and feed-forward width, and
+    the sizes of experts and Mamba-2. Raises ModelError for a missing or unsupported setting."""
     kinds = _kinds(path, config)
 
     def of_kind(kind: str, key: str) -> int:

@@ -1,5 +1,5 @@
-"""Locks the RAM slots of experts on disk, so that the kernel does not move them to swap: reading a slot back from swap
-costs as much as the expert's read that it was to spare, while steps wait.
+"""Locks the RAM slots of experts on disk, so that the kernel does not move them to swap: a slot read back from swap
+costs as much as reading the expert from its file, which the slot is there to avoid, and steps wait for it.
 
 Locking is a help, never a condition: a server whose limit is too low logs the reason and serves.
 """

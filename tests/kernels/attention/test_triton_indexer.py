@@ -296,5 +296,5 @@ def test_rows_are_scored_together_in_whole_groups() -> None:
     """A program writes the scores of SHARING_ROWS rows."""
     scores = torch.empty(1000)
     assert [op.rows_together(scores, rows, 20) for rows in (7, 50, 51, 4096)] == [7, 50, 48, 48]
-    with pytest.raises(ValueError, match="room for the scores of 15 of 16 rows"):
+    with pytest.raises(ValueError, match="room for only 15 of 16 rows"):
         op.rows_together(scores, 16, 66)

@@ -97,10 +97,10 @@ def test_kv_that_a_gpu_alone_reads(kind: str, near: float, model: Path, expected
     )
     pairs = list(zip(driver.score(0, PROMPT, 17), expected, strict=True))  # tensor cores, then three rows
     assert max(abs(a.logprob - b.logprob) for a, b in pairs) < near
-    with pytest.raises(ConfigError, match=f"{kind}: only a GPU's attention reads it"):
+    with pytest.raises(ConfigError, match=f"{kind}: only a GPU's attention reads this type"):
         load_cpu_runner(config_of(model, kv_cache_dtype=kind), lambda *_: None)
     divided = config_of(model, kv_cache_dtype=kind, n_gpu_layers=1, num_gpu_experts=4)
-    with pytest.raises(ConfigError, match=f"{kind}: only a GPU's attention reads it"):
+    with pytest.raises(ConfigError, match=f"{kind}: only a GPU's attention reads this type"):
         load_gpu_runner(divided, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
 
 

@@ -54,7 +54,9 @@ def test_fp8_takes_a_little_less_than_q8_0() -> None:
 @pytest.mark.parametrize(("name", "instead"), [("bf16", "f16"), ("fp8", "q8_0")])
 def test_what_the_cpu_does_not_read_is_refused_there(name: str, instead: str) -> None:
     layout = layout_of(ServerConfig(kv_cache_dtype=name), QWEN3_30B_A3B)
-    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {name}: only a GPU's attention .* {instead} is"):
+    with pytest.raises(
+        ConfigError, match=f"--kv-cache-dtype {name}: only a GPU's attention .* say {instead} "
+    ):
         check_cpu_reads(layout)
     for other in ("auto", "f16", "q8_0"):
         check_cpu_reads(layout_of(ServerConfig(kv_cache_dtype=other), QWEN3_30B_A3B))

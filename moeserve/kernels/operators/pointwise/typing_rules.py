@@ -1,7 +1,7 @@
 """The dtypes of an expression's steps, by torch's promotion: `torch.result_type` decides, on stand-ins for the
 operands.
 
-Torch ranks tensors with dimensions above those without, and these above numbers; a lower rank changes the dtype
+Torch ranks operands: tensors with dimensions, tensors without, Python numbers. One of a lower rank changes the dtype
 only if it is of a higher category (bool, integer, floating-point). Halves are computed in float32 from the first to
 the last step, where eager torch rounds each step's result.
 """

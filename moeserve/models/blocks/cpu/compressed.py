@@ -1,8 +1,9 @@
 """Compressed attention on the pool's stream: x += output_b(output_a(rotated back(attention(q, keys and entries)))).
 
-q = q_b(norm(q_a(y))); keys and the compressors' inputs are products of y = norm(x). Each token is added to the entries
-in progress, which belong to a sequence's state, as do the keys of its window. An entry that a token completes is stored
-in the token's KV slot, and the token's row attends to that entry.
+q = q_b(norm(q_a(y))); keys and the compressors' inputs are products of y = norm(x). A sequence's state holds the keys
+of its window and the entries in progress; each token is added to these entries. An entry that a token completes is
+stored in the token's KV slot. The token's row and later rows attend to that entry; with an indexer, only rows that
+choose it.
 """
 
 from __future__ import annotations

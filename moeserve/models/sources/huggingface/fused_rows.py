@@ -35,7 +35,7 @@ def fused_rows(theirs: str, parts: Sequence[str], rows_of: RowsOf) -> Made:
             shape = list(tensor.shape)
             raise ModelError(
                 path,
-                f"tensor {tensor.name!r} has shape {shape}, which the settings do not fit; download the model again",
+                f"tensor {tensor.name!r} has shape {shape}, which does not fit config.json; download the model again",
             )
         for part, (first, end) in zip(parts, pairwise(accumulate(rows, initial=0)), strict=True):
             yield n.of_part(part), rows_made(tensor, (end - first, tensor.shape[1]), _rows(first, end))
