@@ -35,9 +35,9 @@ class DraftRows:
         the router grants. late: the drafter's notes of drafts that it is still computing; None: it never is. keeping:
         its notes of what it spends without drafts; None: nothing. on_gpu: a GPU may draft, for which the host waits."""
         self._sequences = sequences
-        self._on_gpu = on_gpu
         self._drafter = drafter
         self._reading = reading
+        self._reading.on_gpu = on_gpu  # a part of the drafts' time is compared with the whole, by the same clock
         self._most = most
         self._late = LateDrafts() if late is None else late
         self._keeping = Keeping() if keeping is None else keeping
@@ -106,7 +106,7 @@ class DraftRows:
         self._reading.ms, self._reading.lagging = 0.0, set()
         began = SpentTime.begin()
         drafts = self._drafter.draft(wanted)
-        spent_ms = began.wall_ms() if self._on_gpu else began.ms()
+        spent_ms = began.ms(on_gpu=self._reading.on_gpu)
         self.read_ms = self._reading.ms
         self.draft_ms = max(spent_ms - self.read_ms, 0.0)
         return drafts

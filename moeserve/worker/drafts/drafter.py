@@ -24,10 +24,11 @@ class Wanted(NamedTuple):
 @dataclass(slots=True)
 class Reading:
     """The time that a drafting model spends on reading texts before it can draft. The model writes it; `DraftRows`
-    resets it for each step."""
+    resets it for each step, and says on which device the model is."""
 
     ms: float = 0.0
     lagging: set[int] = field(default_factory=set)  # request slots whose texts are not read to their end
+    on_gpu: bool = False  # a GPU may read, for which the host waits: wall time counts
 
 
 class PendingTokens(NamedTuple):

@@ -145,7 +145,7 @@ class ModelDrafter:
         self._model.wait()
         for slot, count in pieces:
             self._advance(slot, count)
-        self._reading.ms += began.ms()
+        self._reading.ms += began.ms(on_gpu=self._reading.on_gpu)
         self._reading.lagging |= {one.slot for one in far if self._behind(one) > self._near}
 
     def _advance(self, slot: int, count: int) -> None:

@@ -22,12 +22,8 @@ class SpentTime(NamedTuple):
     def begin(cls) -> SpentTime:
         return cls(time.perf_counter(), time.process_time())
 
-    def ms(self) -> float:
+    def ms(self, *, on_gpu: bool = False) -> float:
         """Milliseconds since `begin` without pauses of the whole process: wall time or the process's CPU time,
-        whichever is less."""
+        whichever is less. on_gpu: a GPU worked, until whose end the host may have slept: wall time, with pauses."""
         wall, cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
-        return min(wall, cpu) * 1e3
-
-    def wall_ms(self) -> float:
-        """Milliseconds since `begin`, for work of a GPU: the host may sleep until it is done."""
-        return (time.perf_counter() - self.wall) * 1e3
+        return (wall if on_gpu else min(wall, cpu)) * 1e3

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
 from moeserve.worker.drafts.draft_rows import DraftRows
 from moeserve.worker.drafts.drafter import Reading, Wanted
+from moeserve.worker.drafts.model_drafter import ModelDrafter
 from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
 from moeserve.worker.engines.keeping import Keeping
+from moeserve.worker.engines.small_model import Likeliest
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 PAUSE_S = 0.2
@@ -81,6 +84,37 @@ def test_what_is_told_before_a_request_is_bound_is_the_drafts_time() -> None:
     assert drafter.called == ["catch up", "draft"]
     assert place() > PAUSE_S * 500
     assert place() == 0.0
+
+
+class PausedSmallModel:
+    """A small model for whose steps the host sleeps."""
+
+    shape, has_states, most_sequences = SimpleNamespace(vocab_size=64), False, 4
+
+    def launch(self, layout: StepLayout, sequences: Sequences) -> None:
+        pass
+
+    def wait(self) -> None:
+        paused()
+
+    def likeliest(self, layout: StepLayout, vocab_size: int) -> Likeliest:
+        return Likeliest([1], [0.0], torch.zeros(1, vocab_size))
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_the_wait_for_a_text_is_not_the_drafts_time(on_gpu: bool) -> None:
+    """Of a GPU it is the reading's, so that drafts do not seem dear."""
+    sequences, reading = Sequences(1, 64), Reading()
+    model = PausedSmallModel()
+    drafter = ModelDrafter(sequences, model, 64, 64, 64, reading, None)  # type: ignore[arg-type]
+    rows = DraftRows(sequences, drafter, reading, on_gpu=on_gpu)
+    seq = NewSeq(0, np.ones(40, np.int32).tobytes(), 40, b"", SamplingParams(max_tokens=9))
+    rows.bind(seq)
+    sequences.bind(seq)
+    sequences.kv_slots[0] = np.arange(64)
+    rows.place([Row(0, CONTINUES, 3, np.arange(40, 43, dtype=np.int32).tobytes(), True)])
+    assert (rows.read_ms > PAUSE_S * 500) == on_gpu
+    assert rows.draft_ms < PAUSE_S * 500
 
 
 class PausedBlock:
