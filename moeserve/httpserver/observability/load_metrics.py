@@ -67,8 +67,8 @@ class LoadCollector(Collector):
         gauge = GaugeMetricFamily(
             "moeserve:worker_start_seconds",
             "Seconds of the last start of a worker on a GPU, by phase: imports, GPU (its context), plan, weights, "
-            "buffers, kernels (compiled, or loaded from disk), graphs (capturing CUDA graphs), timing steps, first "
-            "step.",
+            "buffers, kernels (compiled, or loaded from disk), graphs (capturing CUDA graphs), timing steps, small "
+            "model (that drafts), first step.",
             labels=(*LABELS, "phase"),
         )
         for phase, seconds in self.start_seconds.items():

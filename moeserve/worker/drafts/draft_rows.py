@@ -37,7 +37,7 @@ class DraftRows:
         self._sequences = sequences
         self._drafter = drafter
         self._reading = reading
-        self._reading.on_gpu = on_gpu  # a part of the drafts' time is compared with the whole, by the same clock
+        self._reading.on_gpu = on_gpu  # its time is subtracted from the whole: the same clock
         self._most = most
         self._late = LateDrafts() if late is None else late
         self._keeping = Keeping() if keeping is None else keeping

@@ -15,6 +15,7 @@ from moeserve.models.open import open_dummy_model
 from moeserve.worker.drafts.model_drafter import ModelDrafter
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
+from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import StepLayout
 from tests.gpu.driver import Driver, small_config
 from tests.support.models.model_header import qwen3moe, write_header
@@ -35,18 +36,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_same_model_is_always_right(model: Path) -> None:
-    """The small model has the large one's weights. Its first pass reads a whole text, the next one only the tokens that
-    it has not computed yet: the drafts that were right are in its KV cache."""
+def runner_of(model: Path, start: Start) -> Runner:
     config = small_config(
         model, load_format="dummy", threads=1, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=16,
         max_total_tokens=64, num_gpu_experts=4,
         speculative_config=f'{{"model": "{model}", "num_speculative_tokens": {MOST}}}',
     )  # fmt: skip
-    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
+    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), start)
+
+
+def drafter_of(runner: Runner) -> ModelDrafter:
     assert runner._drafts is not None
     drafter = runner._drafts._drafter._second  # type: ignore[attr-defined]
     assert isinstance(drafter, ModelDrafter)
+    return drafter
+
+
+def drafted_step(driver: Driver, slot: int) -> list[int]:
+    """The tokens of a step with as many drafts as may be."""
+    granted = driver.row(slot, 1 + MOST, sample=True).kv_slots
+    (found,) = driver.step([], [Row(slot, CONTINUES, 1 + MOST, granted, True)]).sampled
+    assert found.accepted is not None
+    return [found.token_id, *found.accepted.token_ids]
+
+
+def test_the_same_model_is_always_right(model: Path) -> None:
+    """The small model has the large one's weights. Its first pass reads a whole text, the next one only the tokens that
+    it has not computed yet: the drafts that were right are in its KV cache."""
+    runner = runner_of(model, Start())
+    drafter = drafter_of(runner)
     sampling = SamplingParams(max_tokens=12, temperature=0.0)
     plain, drafted = Driver(runner), Driver(runner)
     expected = [plain.step([plain.new(0, [9, 4, 7], sampling)], [plain.row(0, 3, sample=True)])]
@@ -66,10 +84,28 @@ def test_the_same_model_is_always_right(model: Path) -> None:
 
     drafter._compute = note  # type: ignore[method-assign]
     for _ in range(2):
-        granted = drafted.row(1, 1 + MOST, sample=True).kv_slots
-        (found,) = drafted.step([], [Row(1, CONTINUES, 1 + MOST, granted, True)]).sampled
-        assert found.accepted is not None
-        text += [found.token_id, *found.accepted.token_ids]
+        text += drafted_step(drafted, 1)
     assert len(text) == 1 + 2 * (1 + MOST)
     assert text[: len(answer)] == answer
     assert passes == [[4], *[[1]] * (MOST - 1), [2], *[[1]] * (MOST - 1)]
+
+
+def test_a_worker_in_the_place_of_a_lost_one_drafts_before_it_is_warm(model: Path) -> None:
+    """Nothing of the small model is captured when it is ready; later all is, and steps say what they miss before."""
+    start = Start(is_first=False)
+    runner = runner_of(model, start)
+    assert "small model" in start.clock.seconds
+    graphs = drafter_of(runner)._model._engine._graphs  # type: ignore[attr-defined]
+    assert not graphs._captured
+    driver = Driver(runner)
+    sampling = SamplingParams(max_tokens=12, temperature=0.0)
+    driver.step([driver.new(0, [9, 4, 7], sampling)], [driver.row(0, 3, sample=True)])
+    missed = runner.engine.kernels_compiled
+    assert len(drafted_step(driver, 0)) == 1 + MOST
+    assert runner.engine.kernels_compiled > missed
+    while runner.warm_on(is_idle=True):
+        pass
+    assert len(graphs._captured) > 2
+    missed = runner.engine.kernels_compiled
+    assert len(drafted_step(driver, 0)) == 1 + MOST
+    assert runner.engine.kernels_compiled == missed

@@ -183,6 +183,33 @@ def test_graphs_of_a_block_that_drafts_are_captured_after_the_steps(graphs: Grap
     assert early.captured == 2
 
 
+@pytest.mark.usefixtures("pieces")
+def test_a_small_model_comes_last_unless_a_draft_waits(
+    pieces: Pieces, graphs: GraphSteps, inputs: dict[int, StepInputs]
+) -> None:
+    drafting = Model()
+    small = GraphSteps(drafting, inputs, FACTS)  # type: ignore[arg-type]
+    of_small = Pieces(small)
+    of_small.warm_up.put_off()
+    pieces.warm_up.go_on_with(of_small.warm_up)
+    missed = pieces.warm_up.missed
+    assert small.find(key("decode", 2)) is None  # a draft asks for it
+    assert pieces.warm_up.missed == missed + 1
+    assert pieces.warm_up.go_on(is_idle=False)
+    assert replay(small, drafting) == [(2, True)]
+    for _ in range(6 + len(SIZES)):
+        assert pieces.warm_up.go_on(is_idle=True)
+    assert pieces.compiled == SIZES
+    assert replay(small, drafting) == [(2, True)]
+    for _ in range(STEPS_PER_PIECE):
+        assert pieces.warm_up.go_on(is_idle=False)
+    assert len(replay(small, drafting)) > 1
+    while pieces.warm_up.go_on(is_idle=True):
+        pass
+    assert len(replay(small, drafting)) == 6
+    assert of_small.compiled == SIZES
+
+
 def test_an_engine_that_has_put_off_nothing_has_nothing_to_do(graphs: GraphSteps) -> None:
     assert not Pieces(graphs).warm_up.go_on(is_idle=True)
 

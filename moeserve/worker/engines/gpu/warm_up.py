@@ -43,6 +43,12 @@ class WarmUp:
         self._drafting = drafting
         self._pieces: Iterator[None] = iter(())
         self._steps = 0
+        self._small: WarmUp | None = None  # that of the small model that drafts
+
+    def go_on_with(self, small: WarmUp) -> None:
+        """Lets `go_on` do what the small model that drafts has put off, after this engine's own pieces; graphs that a
+        draft has asked for come before those for which no step has asked."""
+        self._small = small
 
     def compile(self, on_progress: OnProgress) -> None:
         """Compiles every kernel that a step can launch, on all cores. Kernels compiled earlier on this machine come
@@ -83,8 +89,13 @@ class WarmUp:
     def go_on(self, *, is_idle: bool) -> bool:
         """Does one piece of the postponed warm-up if it is due. Returns False when nothing is left."""
         self._steps += 1
+        small = self._small
+        if small is not None and small._graphs.is_wanted and not self._graphs.is_wanted:
+            return small.go_on(is_idle=is_idle)
         if is_idle or self._graphs.is_wanted or self._steps % STEPS_PER_PIECE == 0:
-            return next(self._pieces, _NOTHING) is not _NOTHING
+            if next(self._pieces, _NOTHING) is not _NOTHING:
+                return True
+            return small is not None and small.go_on(is_idle=True)
         return True
 
     def _in_pieces(self) -> Iterator[None]:
@@ -100,5 +111,5 @@ class WarmUp:
     @property
     def missed(self) -> int:
         """Number of launches that had to compile or load their kernel, and of steps whose graph was not captured
-        yet."""
-        return first_launches() + self._graphs.late
+        yet, those of a small model that drafts included."""
+        return first_launches() + self._graphs.late + (0 if self._small is None else self._small._graphs.late)

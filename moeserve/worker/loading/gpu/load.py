@@ -204,8 +204,9 @@ def load_gpu_engine(
     small_drafter = None
     if plan.draft_model is not None and weights.draft_model is not None:
         small_drafter = build_small_drafter(
-            *(config, plan.draft_model, weights.draft_model, buffers.tables.slots, on_progress),
-            target=plan.shape,
+            *(config, plan.draft_model, weights.draft_model, buffers.tables.slots, on_progress, start),
+            target=engine,
+            vocab_size=plan.shape.vocab_size,
             max_tokens=plan.max_tokens,
             num_kv_slots=capacity.num_slot_numbers,
         )

@@ -82,9 +82,10 @@ class MovingExperts:
         if disk is None:
             layers = np.any(movable, axis=1)
             in_ram = float(np.mean((movable & ~self.maps.on_gpu)[layers]))
-            rows = rows_that_fetch(model.shape.top_k, in_ram, has_drafts=has_drafts)
-            fetch = moved.fetch(np.where(movable, self.maps.places, np.int32(-1)), DECAY, rows, AT_ONCE)
-            model.fetch_missed(fetch)
+            if rows := rows_that_fetch(model.shape.top_k, in_ram, has_drafts=has_drafts):
+                places = np.where(movable, self.maps.places, np.int32(-1))
+                fetch = moved.fetch(places, DECAY, rows, AT_ONCE)
+                model.fetch_missed(fetch)
         return ExpertCache(
             self.maps, moved, movable, model.expert_token_counts, model.pool_reads, disk, fetch
         )
