@@ -13,6 +13,7 @@ import numpy.typing as npt
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.expert_cache.fetching import replay_fetches, rows_that_fetch
 from moeserve.placement.expert_cache.generate import PRESETS, generate
@@ -97,12 +98,14 @@ def forecast_cache(
         in_ram = float(np.mean((movable & ~cached)[has_cache]))
         rows = rows_that_fetch(model.top_k, in_ram, has_drafts=has_drafts)
 
+    fetching = [count for count in streams if step_sizes(count)[-1] in rows]
+
     def replay(steps: Steps) -> list[StepUse]:
-        if steps.streams in rows:
+        if steps.streams in fetching:
             return _of_layers(has_cache, replay_fetches(steps, cached, movable))
         return _replayed(steps, cached, movable, most)
 
-    return _forecast(model, streams, trace_file, expert_bytes, replay, rows)
+    return _forecast(model, streams, trace_file, expert_bytes, replay, fetching)
 
 
 def can_fetch(source: ModelSource, sizes: ModelSizes, placement: Placement) -> bool:
@@ -177,7 +180,7 @@ def _forecast(
     trace_file: str | None,
     expert_bytes: npt.NDArray[np.int64],
     replay: Callable[[Steps], list[StepUse]],
-    fetching: range = range(0),
+    fetching: Sequence[int] = (),
 ) -> CacheForecast:
     recorded = None if trace_file is None else _read(model, trace_file)
     settled, at_first = {}, {}

@@ -32,9 +32,10 @@ class GpuConstants:
     row_s: float = 0.14e-6  # of each row in each layer: norms, rotation, routing, sorting
     handoff_s: float = 19e-6  # to the CPU pool and back, in each layer that has experts in RAM
     idle_handoff_s: float = 3e-6  # the same where the pool has nothing to compute
-    fetch_s: float = (
-        12e-6  # the choice of the experts to fetch, and the launches of their copies, in each layer
-    )
+    # What fetches cost a layer beside their copies, if it delays both GPU and pool. It is less than was measured later:
+    # the choice takes 18 to 24 us, and unpacking 16 that the pool's reads may hide (docs/results/experts-in-ram.md).
+    # With it plans have 0.87 to 1.06 of the measured speed (docs/results/planner.md).
+    fetch_s: float = 12e-6
     ram_read: float = 0.86  # experts in RAM
     pcie: float = (
         0.83  # streamed experts: the first layer's have nothing to hide behind, the CPU reads RAM too

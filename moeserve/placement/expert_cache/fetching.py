@@ -24,8 +24,9 @@ REPLAYED_SHARE = 0.27  # of a layer's missed experts; measured with 98 GB/s of R
 
 
 def rows_that_fetch(top_k: int, in_ram: float, *, has_drafts: bool) -> range:
-    """Returns the rows of steps that fetch. in_ram: share of a layer's experts that may move and have no slot.
-    has_drafts: whether several rows may be of one text."""
+    """Returns the rows of steps that fetch, padded to a power of two as a GPU's steps are: three rows fetch where four
+    do. in_ram: share of a layer's experts that may move and have no slot. has_drafts: whether several rows may be of
+    one text."""
     if not in_ram:
         return range(0)
     # Of a text's next token, the share of experts that are new falls with the slots, too.
