@@ -191,7 +191,7 @@ class Server(uvicorn.Server):
             "%d models share %.2f GiB of RAM%s",
             len(self._pool.models),
             ram / GIB,
-            limit_note(),
+            self._pool.limit,
         )
         await self._pool.measure_all()
 
