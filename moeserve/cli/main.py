@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == "version" and arguments:
             serve_parser().error(f"unrecognized arguments: {' '.join(arguments)}")
         flag, name = f"--{name}", "serve"
+        before = itertools.takewhile(lambda word: word != "--", arguments)  # what follows is an agent's
+        arguments = [word for word in before if not word.startswith("-")]
         if arguments and arguments[0] not in _WORDS_FOR_FLAGS:
             name = arguments.pop(0)
         arguments = [*arguments, flag] if name != "serve" else [flag]

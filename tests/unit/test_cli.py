@@ -151,6 +151,10 @@ def test_empty_api_key_does_not_open_the_server() -> None:
         (["help", "list"], "usage: moeserve list"),
         (["help", "help"], "usage: moeserve [command] [MODEL ...] [options]"),
         (["help", "bench", "engine"], "usage: moeserve bench engine"),
+        (["help", "--help"], "usage: moeserve [command] [MODEL ...] [options]"),
+        (["help", "-h", "list"], "usage: moeserve list"),
+        # What follows the dashes is the agent's: it and a server were started.
+        (["help", "launch", "claude", "--", "x"], "usage: moeserve launch"),
         (["version"], "moeserve "),
     ],
 )
