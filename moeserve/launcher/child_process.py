@@ -22,7 +22,7 @@ import psutil
 from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV
 from moeserve.config.units import GIB
 from moeserve.processes.begin import EXIT_NOT_IMPORTED
-from moeserve.processes.control_groups import memory_limit
+from moeserve.processes.control_groups import MemoryKills, memory_kills, memory_limit
 from moeserve.processes.lifecycle import python_environment
 from moeserve.processes.process_state import state_of
 from moeserve.processes.runtime_paths import RuntimePaths, has_working_directory
@@ -50,7 +50,7 @@ class ServerProcess(ABC):
         self.is_reported = False  # the router asked for a replacement; set by the launcher
         self.given_up: str | None = None  # why it was killed at the router's request
         self.was_stopped = False  # it was stopped by a SIGSTOP when it was killed
-        self._kills_for_memory = _kills_for_memory()
+        self._kills_before = _kills_for_memory()
 
     @property
     @abstractmethod
@@ -79,8 +79,9 @@ class ServerProcess(ABC):
 
     @property
     def _memory_ran_out(self) -> bool:
-        """True if the kernel's OOM killer killed some process, possibly this one, since this one started."""
-        return _kills_for_memory() > self._kills_for_memory
+        """True if the kernel's OOM killer killed some process of the control group, possibly this one, since this one
+        started; where groups do not count that, some process of the machine."""
+        return _kills_for_memory().killed > self._kills_before.killed
 
     @property
     def is_stopped(self) -> bool:
@@ -111,9 +112,10 @@ class ServerProcess(ABC):
         if code is None or code >= 0:
             return f"exit code {code}"
         hint = _HINTS.get(-code, "")
-        if code == -signal.SIGKILL and self._memory_ran_out:
+        kills = memory_kills()
+        if code == -signal.SIGKILL and kills is not None and kills.killed > self._kills_before.killed:
             hint = "; memory ran out"
-            if (limit := memory_limit()) is not None:
+            if kills.hits > self._kills_before.hits and (limit := memory_limit()) is not None:
                 hint += f", and a control group limits the server to {limit / GIB:.2f} GiB"
         return f"signal {-code}, {signal.strsignal(-code)}{hint}"
 
@@ -260,14 +262,17 @@ def has_ended(pidfd: int, timeout: float = 0.0) -> bool:
     return bool(poller.poll(timeout * 1000))
 
 
-def _kills_for_memory() -> int:
-    """Returns how many processes the kernel's OOM killer has killed since boot; 0 if the kernel does not tell."""
+def _kills_for_memory() -> MemoryKills:
+    """Returns how many processes of the control group the kernel's OOM killer has killed; where groups do not count
+    that, of the machine since boot, 0 if the kernel does not tell."""
+    if (kills := memory_kills()) is not None:
+        return kills
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
-                return int(count)
-    return 0
+                return MemoryKills(int(count), 0)
+    return MemoryKills(0, 0)
 
 
 def memory_of(pid: int) -> int:

@@ -61,6 +61,26 @@ def memory_limit(root: Path = _ROOT) -> int | None:
     return min((memory.limit for memory in _memory_groups(root)), default=None)
 
 
+class MemoryKills(NamedTuple):
+    """What the kernel has done since the groups were made because memory ran out."""
+
+    killed: int  # processes of this process's own group, for want of the group's memory or of the machine's
+    hits: int  # times that a limit of the group, or of one above it, was reached; v1: even if cached files gave way
+
+
+def memory_kills(root: Path = _ROOT) -> MemoryKills | None:
+    """Returns the counts of this process's groups; None if no group counts, such as the root of cgroup v2."""
+    groups = list(_groups("memory", root))
+    files = [group / name for group in groups for name in ("memory.events", "memory.oom_control")]
+    killed = [count for file in files if (count := _event(file, "oom_kill")) is not None]
+    if not killed:
+        return None
+    hits = [
+        _event(group / "memory.events.local", "oom") or _number(group / "memory.failcnt") for group in groups
+    ]
+    return MemoryKills(killed[0], sum(count or 0 for count in hits))
+
+
 def cpu_quota(root: Path = _ROOT) -> int | None:
     """Returns the CPU quota of the groups in cores, rounded up; None if there is none."""
     quotas = [cores for group in _groups("cpu", root) if (cores := _cores(group)) is not None]
@@ -69,12 +89,20 @@ def cpu_quota(root: Path = _ROOT) -> int | None:
 
 def tasks_left(root: Path = _ROOT) -> int | None:
     """Returns how many processes and threads the groups still allow; None if there is no limit."""
-    lefts = []
+    return min((max(0, most - used) for most, used in _task_limits(root)), default=None)
+
+
+def tasks_allowed(root: Path = _ROOT) -> int | None:
+    """Returns how many processes and threads the groups allow in all; None if there is no limit."""
+    return min((most for most, _ in _task_limits(root)), default=None)
+
+
+def _task_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yields each limit of processes and threads of this process's groups, and how many there are."""
     for group in _groups("pids", root):
         most, used = _number(group / "pids.max"), _number(group / "pids.current")
         if most is not None and used is not None:
-            lefts.append(max(0, most - used))
-    return min(lefts, default=None)
+            yield most, used
 
 
 def _memory_groups(root: Path) -> Iterator[_Memory]:
@@ -149,6 +177,12 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 def _unescaped(field: str) -> str:
     r"""Decodes mountinfo's octal escapes, such as \040 for a blank."""
     return field.replace("\\040", " ")
+
+
+def _event(path: Path, name: str) -> int | None:
+    """Returns a count of a file that has one per line, such as memory.events; None if it has no such count."""
+    counts = (line.split() for line in _text(path).splitlines())
+    return next((int(count[1]) for count in counts if count[0] == name), None)
 
 
 def _number(path: Path) -> int | None:

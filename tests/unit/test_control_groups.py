@@ -9,9 +9,12 @@ import pytest
 
 from moeserve.processes import free_memory as memory
 from moeserve.processes.control_groups import (
+    MemoryKills,
     cpu_quota,
+    memory_kills,
     memory_left,
     memory_limit,
+    tasks_allowed,
     tasks_left,
     unused_memory,
 )
@@ -157,9 +160,32 @@ def test_a_limit_of_tasks(tmp_path: Path, groups: str, mount: str) -> None:
     write(root, "service", pids__max="max", pids__current=7)
     assert tasks_left(root) is None
     write(root, ".", pids__max=100, pids__current=70)
-    assert tasks_left(root) == 30
+    assert (tasks_left(root), tasks_allowed(root)) == (30, 100)
     write(root, "service", pids__max=20, pids__current=21)
-    assert tasks_left(root) == 0
+    assert (tasks_left(root), tasks_allowed(root)) == (0, 20)
+
+
+def test_kills_for_memory_of_version_2(tmp_path: Path) -> None:
+    """The group's own count of killed processes; a group above it may have the limit that was reached."""
+    root = machine(tmp_path, "0::/pod/server", V2)
+    assert memory_kills(root) is None
+    write(root, "pod", memory__events="oom 9\noom_kill 7", memory__events__local="oom 4\noom_kill 0")
+    write(
+        root,
+        "pod/server",
+        memory__events="low 0\noom 1\noom_kill 2",
+        memory__events__local="oom 1\noom_kill 2",
+    )
+    assert memory_kills(root) == MemoryKills(killed=2, hits=5)
+
+
+def test_kills_for_memory_of_version_1(tmp_path: Path) -> None:
+    root = machine(tmp_path, "4:memory:/user\n0::/user", V1_MEMORY)
+    write(
+        root, "memory", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 6", memory__failcnt=0
+    )
+    write(root, "memory/user", memory__oom_control="oom_kill_disable 0\noom_kill 1", memory__failcnt=30)
+    assert memory_kills(root) == MemoryKills(killed=1, hits=30)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +215,11 @@ def test_a_message_about_memory_names_the_limit(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(memory, "memory_left", lambda: 100 * MIB)
     assert memory.available_bytes() == 100 * MIB
     assert memory.limit_note() == " (a control group limits this process to 0.50 GiB)"
-    monkeypatch.setattr(memory, "memory_limit", lambda: 1 << 59)
-    assert memory.limit_note() == ""  # the machine has less
+    monkeypatch.setattr(memory, "memory_left", lambda: 1 << 58)
+    assert memory.limit_note() == ""  # the machine has less free
+    monkeypatch.setattr(memory, "address_space_left", lambda: memory.SPARE_ADDRESS_SPACE + MIB)
+    assert memory.available_bytes() == MIB
+    assert memory.limit_note() == " (ulimit -v leaves this process 0.25 GiB)"
 
 
 def test_free_memory_is_short_below_what_is_needed_and_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
