@@ -58,7 +58,7 @@ def serve(config: ServerConfig, address: tuple[str, int], files: TlsFiles) -> in
     from moeserve.remote.host import WorkerHost
 
     setproctitle("moeserve: worker host")
-    prepare_limits()
+    prepare_limits(config.threads)
     context = gate_context(files, "--ssl-")  # checked before anything listens
     print_of_model = fingerprint(open_metadata(Path(config.model)))
     with ExitStack() as stack:

@@ -57,7 +57,10 @@ def launch_several(front: FrontConfig, package: str = "moeserve") -> int:
     setproctitle("moeserve: launcher")
     with ExitStack() as stack:
         try:
-            prepare_limits()
+            # A server that can load one of its models starts.
+            prepare_limits(
+                min((model.config.threads for model in front.models if model.config.threads), default=None)
+            )
             paths = RuntimePaths(stack.enter_context(runtime_directory()))
             is_next = LAUNCHER_PID_ENV in os.environ
             if is_next:

@@ -86,7 +86,7 @@ def launch(config: ServerConfig, package: str = "moeserve") -> int:
     with ExitStack() as stack:
         try:
             refuse_short_files(config)
-            prepare_limits()
+            prepare_limits(config.threads)
             paths = RuntimePaths(stack.enter_context(runtime_directory()))
             is_next = LAUNCHER_PID_ENV in os.environ
             if is_next:

@@ -9,7 +9,7 @@ from typing import Final
 
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
-from moeserve.processes.control_groups import tasks_left
+from moeserve.processes.control_groups import tasks_allowed, tasks_left
 from moeserve.processes.cpus import usable_cores
 from moeserve.processes.kernel_calls import check_kernel_calls
 
@@ -26,11 +26,13 @@ MIN_TASKS: Final = 32
 _CAP_IPC_LOCK: Final = 14
 
 
-def prepare_limits() -> None:
-    """Raises the soft limits of open files and of the stack, which all child processes inherit: the usual 1024 files
-    are below the number of connections that the queue holds. Raises ConfigError if a hard limit is too low for any
-    server, or if the kernel lacks a call."""
-    check_kernel_calls()
+def prepare_limits(threads: int | None = None, *, beside_others: bool = True) -> None:
+    """Raises the soft limits of open files, of the stack and of the user's processes, which all child processes
+    inherit: the usual 1024 files are below the number of connections that the queue holds. Raises ConfigError if a hard
+    limit is too low for any server, or if the kernel lacks a call.
+
+    threads: the number of compute threads; None: one per usable core. beside_others: False judges the control groups'
+    limit of processes and threads as if nothing ran in them."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
         raise ConfigError(
@@ -40,8 +42,9 @@ def prepare_limits() -> None:
     wanted = MAX_OPEN_FILES if files == resource.RLIM_INFINITY else min(files, MAX_OPEN_FILES)
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, files))
+    check_kernel_calls()
     _prepare_stack()
-    _check_tasks()
+    _prepare_tasks(MIN_TASKS + (threads or usable_cores()), beside_others)
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < MIN_ADDRESS_SPACE:
         raise ConfigError(
@@ -62,17 +65,19 @@ def _prepare_stack() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
 
 
-def _check_tasks() -> None:
+def _prepare_tasks(needed: int, beside_others: bool) -> None:
     """Raises ConfigError if so few processes and threads are allowed that a thread of the start could not begin, which
     libraries answer by aborting the process."""
-    needed = MIN_TASKS + usable_cores()
-    left = tasks_left()
-    if left is not None and left < needed:
+    allowed = tasks_left() if beside_others else tasks_allowed()
+    if allowed is not None and allowed < needed:
+        number = f"{allowed} more" if beside_others else f"{allowed}"
         raise ConfigError(
-            f"the control group allows {left} more processes and threads, and a server needs {needed} at least: raise "
-            "the limit (pids_limit of Docker Compose, TasksMax= of systemd, podPidsLimit of Kubernetes)"
+            f"the control group allows {number} processes and threads, and a server needs {needed} at least: raise the "
+            "limit (pids_limit of Docker Compose, TasksMax= of systemd, podPidsLimit of Kubernetes)"
         )
-    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    soft, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != most:
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     if os.geteuid() != 0 and most != resource.RLIM_INFINITY and most < needed:  # root has no such limit
         raise ConfigError(
             f"the limit of the user's processes and threads is {most}, and a server needs {needed} at least: raise it "

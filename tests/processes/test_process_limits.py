@@ -60,6 +60,7 @@ def test_a_limit_that_is_too_low_is_told(kind: int, limit: int, said: str) -> No
     [
         (errno.ENOSYS, "has no pidfd_open .*: a server needs Linux 5.3 or newer"),
         (errno.EPERM, "forbids pidfd_open: update the container runtime"),
+        (errno.ENFILE, r"pidfd_open failed \(Too many open files in system\): free memory and open files"),
     ],
 )
 def test_a_kernel_without_a_call_is_told(monkeypatch: pytest.MonkeyPatch, number: int, said: str) -> None:
@@ -73,6 +74,13 @@ def test_a_kernel_without_a_call_is_told(monkeypatch: pytest.MonkeyPatch, number
         limits.prepare_limits()
 
 
+def test_a_python_without_a_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build of Conda for 3.11 ended with an AttributeError."""
+    monkeypatch.delattr(os, "pidfd_open")
+    with pytest.raises(ConfigError, match="this Python was compiled with the headers of a kernel before"):
+        limits.prepare_limits()
+
+
 def test_too_few_tasks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library's thread that could not begin ended the start: "router died while starting: signal 6, Aborted"."""
     monkeypatch.setattr(limits, "usable_cores", lambda: 4)
@@ -82,19 +90,44 @@ def test_too_few_tasks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
             limits.prepare_limits()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_too_few_tasks_of_a_user_are_told() -> None:
+@pytest.mark.parametrize(("threads", "needed"), [(1, 33), (8, 40)])
+def test_threads_that_are_asked_for_count_as_tasks(
+    monkeypatch: pytest.MonkeyPatch, threads: int, needed: int
+) -> None:
+    """A start with `--threads 1` on a machine of many cores was refused, though it would have worked."""
+    monkeypatch.setattr(limits, "usable_cores", lambda: 4)
+    monkeypatch.setattr(limits, "tasks_left", lambda: needed)
+    limits.prepare_limits(threads)
+    monkeypatch.setattr(limits, "tasks_left", lambda: needed - 1)
+    with pytest.raises(ConfigError, match=f"a server needs {needed} at least"):
+        limits.prepare_limits(threads)
+
+
+def tasks_of_a_user(soft: int, hard: int) -> subprocess.CompletedProcess[str]:
+    """Prepares the limits of a process that is not root's, and prints its soft limit then."""
     script = (
-        "import os; from moeserve.processes.limits import prepare_limits; os.setuid(65534); prepare_limits()"
+        "import os, resource; from moeserve.processes.limits import prepare_limits; "
+        "os.geteuid() or os.setuid(65534); prepare_limits(); print(resource.getrlimit(resource.RLIMIT_NPROC)[0])"
     )
-    said = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", script],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (20, 20)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard)),
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def test_too_few_tasks_of_a_user_are_told() -> None:
+    said = tasks_of_a_user(20, 20)
     assert "the limit of the user's processes and threads is 20, and a server needs" in said.stderr
+
+
+def test_a_low_soft_limit_of_a_users_tasks_is_raised() -> None:
+    """The kernel enforces the soft limit: `ulimit -Su 20` ended the start with "signal 6"."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    said = tasks_of_a_user(20, hard)
+    assert said.stdout == f"{hard}\n", said.stderr
 
 
 def test_a_low_soft_limit_of_the_stack_is_raised() -> None:

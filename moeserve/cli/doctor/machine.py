@@ -101,11 +101,12 @@ def check_huge_pages(root: Path = ROOT) -> Finding:
 
 
 def check_limits() -> Iterator[Finding]:
-    """Checks the limits of open files, address space and locked memory (getrlimit(2))."""
+    """Checks the limits of open files, the stack, processes and threads, address space and locked memory, and whether
+    the kernel has the calls that a server needs. What a running server takes of them does not count."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else hard
     try:
-        prepare_limits()
+        prepare_limits(beside_others=False)
     except ConfigError as error:
         text, _, remedy = str(error).rpartition(": ")
         yield Finding("limits", "error", text, remedy)

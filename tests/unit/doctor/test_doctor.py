@@ -133,6 +133,17 @@ def test_open_files(files: int, subject: str, level: str, monkeypatch: pytest.Mo
     assert bool(first.remedy) == (level != "ok")
 
 
+@pytest.mark.parametrize(("allowed", "level"), [(1000, "ok"), (20, "error")])
+def test_what_a_running_server_leaves_of_the_tasks_is_no_error(
+    allowed: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moeserve.processes.limits.tasks_left", lambda: 3)
+    monkeypatch.setattr("moeserve.processes.limits.tasks_allowed", lambda: allowed)
+    found = next(iter(machine.check_limits()))
+    assert found.level == level
+    assert level == "ok" or found.text.startswith("the control group allows 20 processes and threads")
+
+
 @pytest.mark.parametrize(
     ("limit", "told"), [(8 << 20, "8 MiB: RAM slots of experts on disk"), (None, "no limit: RAM slots")]
 )
