@@ -103,7 +103,7 @@ class PausedSmallModel:
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_the_wait_for_a_text_is_not_the_drafts_time(on_gpu: bool) -> None:
-    """Of a GPU it is the reading's, so that drafts do not seem dear."""
+    """The time on a GPU is the reading's, so that drafts do not seem dear."""
     sequences, reading = Sequences(1, 64), Reading()
     model = PausedSmallModel()
     drafter = ModelDrafter(sequences, model, 64, 64, 64, reading, None)  # type: ignore[arg-type]
