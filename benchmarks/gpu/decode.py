@@ -8,7 +8,7 @@ from benchmarks.gpu.layer import Q4, Q6, LayerWeights, LayerWorkspace, StepRows,
 from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.embed.op import embed
-from moeserve.kernels.linear.op import gemv_tokens, linear
+from moeserve.kernels.linear.op import int8_tokens, linear
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, sample
 
@@ -55,7 +55,7 @@ class Step:
         self.model, self.workspace, self.batch = model, LayerWorkspace(n), batch_of(n)
         self.tokens = torch.randint(0, s.vocab, (n,), dtype=torch.int32, device="cuda")
         self.picked = torch.empty_like(self.tokens)
-        small_batch = n <= gemv_tokens(s.vocab)
+        small_batch = n <= int8_tokens(s.vocab)
         self.final = GpuActivations.empty(
             n, s.hidden, "cuda", dtype=None if small_batch else torch.bfloat16, quantised=small_batch
         )

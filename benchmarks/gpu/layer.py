@@ -15,7 +15,7 @@ from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
-from moeserve.kernels.linear.op import GEMV_TOKENS, linear
+from moeserve.kernels.linear.op import INT8_TOKENS, linear
 from moeserve.kernels.linear.operands import RouteBlocks
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
@@ -68,7 +68,7 @@ class LayerWorkspace:
     """The buffers of batches of n rows."""
 
     def __init__(self, n: int, s: Shape = SHAPE, device: str = "cuda", *, decode: bool = True) -> None:
-        small_batch = n <= GEMV_TOKENS
+        small_batch = n <= INT8_TOKENS
         self.n, self.shape = n, s
         self.blocks = BlockWorkspace(n, s.top_k, s.experts, device)
         gemv = self.blocks.method.up is None

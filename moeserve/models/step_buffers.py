@@ -57,6 +57,7 @@ UNPACKED_EXPERTS_ROWS = 512
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
 INTEGER_ROWS = range(9, 1025)
+SIX_BIT_ROWS = 256  # for down in Q6_K; from there on the method of QUAD_ROWS is as fast or faster
 # Drafts per step in models with recurrent state: 64 KB each in each of Qwen3.6-35B-A3B's 30 recurrent layers.
 MOST_STATE_DRAFTS = 64
 NEXT_TOKEN_ROWS = 512  # rows whose keys and values the next-token block computes together

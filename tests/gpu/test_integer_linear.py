@@ -6,7 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moeserve.kernels.linear.integer_pieces import MOST_PIECES, partial_numbers, pieces_by_columns
+from moeserve.kernels.linear.integer_pieces import (
+    MOST_PIECES,
+    PIECE_TOKENS,
+    partial_numbers,
+    pieces_by_columns,
+)
 from moeserve.kernels.linear.integers import DenseIntegers, IntegerRows
 from moeserve.kernels.planes import dequantize
 from tests.kernels.quantization.plane_tensors import planes_of
@@ -64,6 +69,44 @@ def test_two_matrices_side_by_side(n: int, live: int) -> None:
     exact = torch.cat([dequantize(matrix).double().view(-1, cols) for matrix in matrices])
     for i in range(live):
         assert nmse(room[i].double().cpu(), (exact @ x[i].double()).cpu()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "pieces"),
+    [
+        ((4608, 512), 16, (144, 32)),  # as Qwen3-30B-A3B's q and k, and v
+        ((1024, 512), 64, (128, 64)),
+        ((4096, 512), 16, (256, 32)),  # too many together
+        ((4096, 512), 64, (256, 64)),
+    ],
+)
+def test_two_matrices_that_share_results_may_overlap(
+    rows: tuple[int, int], n: int, pieces: tuple[int, int]
+) -> None:
+    """Both products, in Q4_K and in Q6_K, divide their results among pieces, whose sums and counters lie in the same
+    memory. The second one starts before the first has ended, unless MOST_PIECES are too few for both."""
+    cols, dense, blocks = 2048, products(n, 2048), -(-n // PIECE_TOKENS)
+    splits = [pieces_by_columns(some, cols // 256, blocks) for some in rows]
+    assert min(splits) > 1
+    assert tuple(-(-some // 64) * blocks * split for some, split in zip(rows, splits, strict=True)) == pieces
+    matrices = [
+        planes_of(kind, 1, some, cols) for kind, some in zip((Type.Q4_K, Type.Q6_K), rows, strict=True)
+    ]
+    x = torch.randn(n, cols, generator=torch.Generator().manual_seed(n)).bfloat16().cuda()
+    ordered = dense.order(x, counter(n))
+    results = []
+    for _ in range(50):
+        out = torch.full((n, sum(rows)), torch.nan, device="cuda")
+        dense.multiply(ordered, matrices, out)
+        results.append(out)
+    assert all(torch.equal(one, results[0]) for one in results)
+    exact = torch.cat([dequantize(matrix).double().view(-1, cols) for matrix in matrices])
+    for of_matrix, expected in zip(
+        results[0].cpu().split(rows, dim=1),
+        (x.double().cpu() @ exact.cpu().T).split(rows, dim=1),
+        strict=True,
+    ):
+        assert nmse(of_matrix.double(), expected) < 1e-6
 
 
 def test_only_wide_matrices() -> None:

@@ -83,7 +83,7 @@ def test_attention_to_the_chosen_keys(rows: int) -> None:
     keys = torch.randn(2 * LENGTH, 1, rank + rotary, generator=g, device="cuda").half()
     q = torch.randn(rows, heads, rank + rotary, generator=g, device="cuda").half() / 12
     parts = q[..., :rank].contiguous(), q[..., rank:].contiguous()
-    room = decode_workspace(rows, heads, rank, "cuda")
+    room = decode_workspace(rows, heads, rank, rotary, "cuda")
     few, many = (torch.empty(rows, heads, rank, device="cuda") for _ in range(2))
     chosen = step.chosen[:, 0]
     decode_latent(*parts, keys, chosen, step.numbers, step.lasts, step.count, room, few, chosen=2048)

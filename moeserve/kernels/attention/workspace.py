@@ -16,7 +16,8 @@ LONG_SPLITS = 16  # minimal number of splits of a long row among rows that fill 
 
 
 def splits_that_fill(rows: int, kv_heads: int) -> int:
-    """Returns the number of splits per row, a power of two, with which a launch fills a GPU."""
+    """Returns the number of splits per row, a power of two up to MAX_SPLITS, with which a launch has about PROGRAMS
+    programs."""
     return min(MAX_SPLITS, next_power_of_2(max(1, PROGRAMS // (rows * kv_heads))))
 
 
@@ -33,9 +34,9 @@ class DecodeWorkspace:
         splits: int | None = None,
         room: DecodeWorkspace | None = None,
     ) -> None:
-        """dim: width of a head's value. splits: per row, a power of two up to MAX_SPLITS; None: as many as fill a
-        GPU with these rows, and more for long rows. room: a workspace that is never used at the same time, whose
-        memory is shared if it is large enough."""
+        """dim: width of a head's value. splits: per row, a power of two; None: as many as fill a GPU with these rows,
+        and more for long rows. room: a workspace that is never used at the same time, whose memory is shared if it is
+        large enough."""
         self.fill = splits or splits_that_fill(rows, kv_heads)
         self.splits = splits or max(self.fill, LONG_SPLITS)
         group, size = max(16, next_power_of_2(heads // kv_heads)), max(16, next_power_of_2(dim))

@@ -23,8 +23,6 @@ from moeserve.kernels.linear.integers import (
 from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks
 from moeserve.kernels.planes import Planes
 
-SIX_BIT_ROWS = 256  # with more rows products from registers (quads.py) with Q6_K are as fast or faster
-
 
 @dataclass(frozen=True, slots=True)
 class IntegerMethod:
@@ -48,11 +46,21 @@ def integer_method(tokens: int) -> IntegerMethod:
 class IntegerWorkspace:
     """Buffers for steps of up to `tokens` rows."""
 
-    def __init__(self, tokens: int, top_k: int, experts: int, x: IntegerRows, h: IntegerRows) -> None:
-        """x: memory for the inputs of gate and up, one per row; h: memory for the inputs of down, one per route."""
+    def __init__(
+        self,
+        tokens: int,
+        top_k: int,
+        experts: int,
+        x: IntegerRows,
+        h: IntegerRows,
+        *,
+        takes_six_bits: bool,
+    ) -> None:
+        """x: memory for the inputs of gate and up, one per row; h: memory for the inputs of down, one per route.
+        takes_six_bits: whether down in Q6_K is multiplied so."""
         self.x, self.h = x, h
         self.method = integer_method(tokens)
-        self._takes_six_bits = tokens <= SIX_BIT_ROWS
+        self._takes_six_bits = takes_six_bits
         blocks = num_blocks(tokens, top_k, experts, self.method.block)
         device = x.x.device
         self.routing = RouteBlocks(

@@ -31,11 +31,13 @@ class DecodeTile(NamedTuple):
     warps: int
 
 
-# Tiles of decode rows: docs/results/gpu-kernels.md#latent-attention-of-decode-steps. Each of the larger two fills a
-# multiprocessor of a Hopper GPU, whose shared memory holds two blocks of 64 keys.
+# Tiles of decode rows: docs/results/gpu-kernels.md#latent-attention-of-decode-steps. A program of the wide tile fills a
+# multiprocessor of a Hopper GPU: its heads and two blocks of 64 keys. Two programs of the next one fit, or four small.
 WIDE_TILE, TILE, SMALL_TILE = DecodeTile(64, 64, 8), DecodeTile(16, 64, 4), DecodeTile(16, 32, 4)
 MOST_NARROW = 32  # heads that do not use the wide tile
-FEW_ROWS = 2  # chosen keys of more rows use the wide tile
+FEW_ROWS_OF_CHOSEN_KEYS = 2  # more of them use the wide tile
+STAGES = 2  # blocks of keys in shared memory at once
+KEY_BYTES = 2  # of a number of float16 or bfloat16
 LEAST_KEYS = 64  # of a split of chosen keys
 MOST_SPLITS = 128  # of a row, for the wide tile
 COMBINING_WARPS = 4
@@ -51,29 +53,44 @@ def decode_workspace(
     rows: int,
     heads: int,
     rank: int,
+    rotary: int,
     device: torch.device | str,
     splits: int | None = None,
     room: DecodeWorkspace | None = None,
 ) -> DecodeWorkspace:
-    """Returns buffers for decode rows' partial results, for up to `rows` rows. splits: None: as many as fill a GPU.
-    room: see DecodeWorkspace."""
-    tile = decode_tile(heads)
+    """Returns buffers for decode rows' partial results, for up to `rows` rows. rank, rotary: widths of a key's two
+    parts. splits: per row, up to MOST_SPLITS; None: as many as fill a GPU. room: see DecodeWorkspace."""
+    tile = decode_tile(heads, padded_width(rank, rotary))
     blocks = -(-heads // tile.heads)
     splits = splits or _splits_of_keys(tile, rows, blocks)
     return DecodeWorkspace(rows, blocks * tile.heads, blocks, rank, device, splits, room)
 
 
-def decode_tile(heads: int, rows: int | None = None) -> DecodeTile:
-    """Returns the tile of decode rows with this number of heads; rows: for so many rows of chosen keys."""
-    if shared_memory() < HOPPER_SHARED_MEMORY:
+def padded_width(rank: int, rotary: int) -> int:
+    """Returns the numbers of a key in shared memory, where its latent and its rotated part are padded."""
+    return sum(max(16, next_power_of_2(part)) for part in (rank, rotary) if part)
+
+
+def decode_tile(heads: int, width: int, rows: int | None = None) -> DecodeTile:
+    """Returns the tile of decode rows with this number of heads. width: `padded_width` of the keys. rows: the number of
+    rows, if they attend to chosen keys; None: they attend to all."""
+    is_few = rows is not None and rows <= FEW_ROWS_OF_CHOSEN_KEYS
+    if shared_memory() < HOPPER_SHARED_MEMORY or (is_few and heads > MOST_NARROW):
         return SMALL_TILE
-    if heads <= MOST_NARROW:
-        return TILE
-    return SMALL_TILE if rows is not None and rows <= FEW_ROWS else WIDE_TILE
+    if heads > MOST_NARROW and _fits(WIDE_TILE, width):
+        return WIDE_TILE
+    return TILE if _fits(TILE, width) else SMALL_TILE
+
+
+def _fits(tile: DecodeTile, width: int) -> bool:
+    """Returns whether a program's heads and blocks of keys fit in shared memory. Compiled kernels need this much for
+    the wide tile, and less for the others."""
+    return (STAGES * tile.keys + tile.heads) * width * KEY_BYTES <= shared_memory()
 
 
 def _splits_of_keys(tile: DecodeTile, rows: int, blocks: int) -> int:
-    """Returns the number of splits per row, a power of two, with which a launch fills a GPU."""
+    """Returns the number of splits per row of all its keys: of the wide tile, whose programs fill a multiprocessor
+    each, the largest power of two with which no program waits for another."""
     if tile is not WIDE_TILE:
         return splits_that_fill(rows, blocks)
     return min(MOST_SPLITS, power_of_2_below(multiprocessors() // (rows * blocks)))
@@ -215,7 +232,7 @@ def decode_latent(
     most keys of a row, if each row attends to chosen ones only; None: rows may be long.
     """
     (n, heads, rank), rotary, w = q.shape, rotated.shape[2], workspace
-    tile = decode_tile(heads, None if chosen is None else n)
+    tile = decode_tile(heads, padded_width(rank, rotary), None if chosen is None else n)
     blocks, size = -(-heads // tile.heads), max(16, next_power_of_2(rank))
     splits = power_of_2_below(w.splits * w.sums.shape[1] // blocks)  # as the buffers have room for
     least = 1
@@ -227,7 +244,7 @@ def decode_latent(
     latent_attention_kernel(
         (n, blocks, splits), q, rotated, keys, table, None, req_slots, positions, count, w.sums, w.stats, out,
         table.stride(0), heads, rank, rotary, tile.heads, tile.heads, size, max(16, next_power_of_2(rotary)), tile.keys,
-        splits, least, pdl(), num_warps=tile.warps, num_stages=2, launch_pdl=pdl(),
+        splits, least, pdl(), num_warps=tile.warps, num_stages=STAGES, launch_pdl=pdl(),
     )  # fmt: skip
     if splits > 1:
         columns = min(size, max(COMBINED_COLUMNS, COMBINED // splits))

@@ -1,6 +1,6 @@
 """Multiplies up to eight tokens by a matrix of Q4_K or Q6_K on the tensor cores, with int8 activations.
 
-A GEMV (gemv.py) multiplies each token by itself: for eight tokens it takes three times as long as for one. Here one
+A GEMV (gemv.py) multiplies each token separately: for eight tokens it takes three times as long as for two. Here one
 instruction multiplies 16 rows of a matrix by eight tokens: 32 columns (Q4_K) or 16 (Q6_K) that share a scale, as
 integers, of which the scales make floats. A lane's bytes of that instruction are four columns of a row, which planes
 hold in one word: low nibbles of a field of 16 columns, high nibbles of the next one.
@@ -174,6 +174,131 @@ def words_at_once(pointer, t, layout: gl.constexpr):
     )
 
 
+@gluon.constexpr_function
+def one_each(warps):
+    return gl.BlockedLayout([1], [32], [warps], [0])
+
+
+@gluon.constexpr_function
+def four_each(warps):
+    return gl.BlockedLayout([1, 4], [32, 1], [warps, 1], [1, 0])
+
+
+@gluon.jit
+def load_weights(
+    codes, scales, supers, tile, ROWS: gl.constexpr, COLS: gl.constexpr, IS_SIX: gl.constexpr, WARPS: gl.constexpr
+):  # fmt: skip
+    """Loads a warp's four K blocks of rows tile * 16 + g and tile * 16 + g + 8. Returns four pairs, for these two rows:
+    words of low bits, by part and K block; of high bits (Q6_K), likewise; of scales, two K blocks' four at a time; of
+    d, by two K blocks."""
+    pairs: gl.constexpr = four_each(WARPS)
+    K_BLOCKS: gl.constexpr = COLS // 128
+    PARTS: gl.constexpr = 6 if IS_SIX else 4
+    thread = gl.arange(0, 32 * WARPS, layout=one_each(WARPS))
+    t = thread % 4
+    loading = gl.arange(0, 32 * WARPS, layout=gl.SliceLayout(1, pairs))
+    warp, g, k = loading // 32, loading % 32 // 4, loading % 4
+    row, row8 = gl.minimum(tile * 16 + g, ROWS - 1), gl.minimum(tile * 16 + g + 8, ROWS - 1)
+    at = codes + (row * PARTS * K_BLOCKS + warp * 4 + k) * 4
+    at8 = codes + (row8 * PARTS * K_BLOCKS + warp * 4 + k) * 4
+    low, low8, high, high8 = (), (), (), ()
+    for part in gl.static_range(4):
+        low = low + (words_at_once(at + part * (K_BLOCKS * 4), t, pairs),)
+        low8 = low8 + (words_at_once(at8 + part * (K_BLOCKS * 4), t, pairs),)
+    if IS_SIX:
+        for part in gl.static_range(4, 6):
+            high = high + (words_at_once(at + part * (K_BLOCKS * 4), t, pairs),)
+            high8 = high8 + (words_at_once(at8 + part * (K_BLOCKS * 4), t, pairs),)
+    to, to8 = scales + (row * K_BLOCKS + warp * 4) * 2, scales + (row8 * K_BLOCKS + warp * 4) * 2
+    factors = (four_at_once(to, pairs), four_at_once(to + 4, pairs))
+    factors8 = (four_at_once(to8, pairs), four_at_once(to8 + 4, pairs))
+    own = thread // 32 * 2
+    of_row = gl.minimum(tile * 16 + thread % 32 // 4, ROWS - 1) * (K_BLOCKS // 2) + own
+    of_row8 = gl.minimum(tile * 16 + thread % 32 // 4 + 8, ROWS - 1) * (K_BLOCKS // 2) + own
+    d = (gl.load(supers + of_row), gl.load(supers + of_row + 1))
+    d8 = (gl.load(supers + of_row8), gl.load(supers + of_row8 + 1))
+    return (low, low8), (high, high8), (factors, factors8), (d, d8)
+
+
+@gluon.jit
+def load_tokens(
+    x_codes, x_scales, COLS: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr, PDL: gl.constexpr
+):  # fmt: skip
+    """Waits for the kernel that computes the activations, and loads a warp's four K blocks of them. Returns words of
+    token g, of each part's first and second field of columns, and scales of tokens 2t and 2t + 1, all by K block and
+    part."""
+    pairs: gl.constexpr = four_each(WARPS)
+    loading = gl.arange(0, 32 * WARPS, layout=gl.SliceLayout(1, pairs))
+    warp, g, t = loading // 32, loading % 32 // 4, loading % 4
+    token = gl.minimum(g, TOKENS - 1)
+    at = x_scales + gl.minimum(t * 2, TOKENS - 1) * (COLS // 32) + warp * 16
+    at1 = x_scales + gl.minimum(t * 2 + 1, TOKENS - 1) * (COLS // 32) + warp * 16
+    if PDL:
+        gdc_wait()
+    from_x = x_codes + token * (COLS // 4) + warp * 128 + t * 8
+    t = gl.arange(0, 32 * WARPS, layout=one_each(WARPS)) % 4
+    x, y, xs, xs1 = (), (), (), ()
+    for i in gl.static_range(4):
+        x = x + (words_at_once(from_x + i * 32, t, pairs),)
+        y = y + (words_at_once(from_x + i * 32 + 4, t, pairs),)
+        xs = xs + (four_at_once(at + i * 4, pairs),)
+        xs1 = xs1 + (four_at_once(at1 + i * 4, pairs),)
+    return x, y, xs, xs1
+
+
+@gluon.jit
+def multiply_columns(low, high, factors, d, tokens, IS_SIX: gl.constexpr, WARPS: gl.constexpr):
+    """Returns a warp's sums: of row g and tokens 2t, 2t + 1, of row g + 8 and these. low, high, factors, d: from
+    `load_weights`; tokens: from `load_tokens`."""
+    x, y, xs, xs1 = tokens
+    zero = gl.zeros([32 * WARPS], gl.float32, layout=one_each(WARPS))
+    acc = (zero, zero, zero, zero)
+    for i in gl.static_range(4):
+        for part in gl.static_range(4):
+            if IS_SIX:
+                acc = add_six_bit_part(
+                    acc, (low[0][part][i], low[1][part][i]), (high[0][part // 2][i], high[1][part // 2][i]),
+                    six_bit_scales(factors[0][i // 2][i % 2 * 2 + part // 2], d[0][i // 2], part % 2),
+                    six_bit_scales(factors[1][i // 2][i % 2 * 2 + part // 2], d[1][i // 2], part % 2),
+                    x[i][part], y[i][part], xs[i][part], xs1[i][part], part % 2,
+                )  # fmt: skip
+            else:
+                acc = add_four_bits(
+                    acc, low[0][part][i], low[1][part][i],
+                    four_bit_scales(
+                        factors[0][i // 2][i % 2 * 2], factors[0][i // 2][i % 2 * 2 + 1], d[0][i // 2], part
+                    ),
+                    four_bit_scales(
+                        factors[1][i // 2][i % 2 * 2], factors[1][i // 2][i % 2 * 2 + 1], d[1][i // 2], part
+                    ),
+                    x[i][part], y[i][part], xs[i][part], xs1[i][part],
+                )  # fmt: skip
+    return acc
+
+
+@gluon.jit
+def store_sums(acc, out, tile, end, ROWS: gl.constexpr, STRIDE: gl.constexpr, WARPS: gl.constexpr):
+    """Adds the warps' sums (`multiply_columns`) and stores those of tokens below `end`."""
+    a, b = gl.join(acc[0], acc[1]), gl.join(acc[2], acc[3])
+    sums = gl.sum(gl.reshape(gl.join(a, b), [WARPS, 32, 2, 2]), 0)
+    layout: gl.constexpr = one_each(WARPS)
+    a, b = gl.split(sums)
+    lane = gl.arange(0, 32, layout=layout)
+    row, t = tile * 16 + lane // 4, lane % 4
+    y00, y01 = gl.split(a)
+    y10, y11 = gl.split(b)
+    store_sum(out, y00, row, 2 * t, end, ROWS, STRIDE, layout)
+    store_sum(out, y01, row, 2 * t + 1, end, ROWS, STRIDE, layout)
+    store_sum(out, y10, row + 8, 2 * t, end, ROWS, STRIDE, layout)
+    store_sum(out, y11, row + 8, 2 * t + 1, end, ROWS, STRIDE, layout)
+
+
+@gluon.jit
+def store_sum(out, y, row, token, end, ROWS: gl.constexpr, STRIDE: gl.constexpr, layout: gl.constexpr):
+    y = gl.convert_layout(y, layout)
+    gl.store(out + token * STRIDE + row, y.to(out.dtype.element_ty), (row < ROWS) & (token < end))
+
+
 @gluon.jit
 def multiply_tile(
     x_codes, x_scales, codes, scales, supers, out, tile, end,
@@ -182,86 +307,10 @@ def multiply_tile(
 ):  # fmt: skip
     """Stores the products of rows tile * 16 .. of the matrix [ROWS, COLS] with tokens below `end` in `out`, rows STRIDE
     apart."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    pairs: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0])
-    K_BLOCKS: gl.constexpr = COLS // 128
-    PARTS: gl.constexpr = 6 if IS_SIX else 4
-    thread = gl.arange(0, 32 * WARPS, layout=layout)
-    t = thread % 4
-    again = gl.arange(0, 32 * WARPS, layout=gl.SliceLayout(1, pairs))
-    warp, g, u = again // 32, again % 32 // 4, again % 4
-    row, row8 = gl.minimum(tile * 16 + g, ROWS - 1), gl.minimum(tile * 16 + g + 8, ROWS - 1)
-    at, at8 = (
-        codes + (row * PARTS * K_BLOCKS + warp * 4 + u) * 4,
-        codes + (row8 * PARTS * K_BLOCKS + warp * 4 + u) * 4,
-    )
-    w, v, high, high8 = (), (), (), ()
-    for p in gl.static_range(4):
-        w = w + (words_at_once(at + p * (K_BLOCKS * 4), t, pairs),)
-        v = v + (words_at_once(at8 + p * (K_BLOCKS * 4), t, pairs),)
-    if IS_SIX:
-        for p in gl.static_range(4, 6):
-            high = high + (words_at_once(at + p * (K_BLOCKS * 4), t, pairs),)
-            high8 = high8 + (words_at_once(at8 + p * (K_BLOCKS * 4), t, pairs),)
-    s, s8 = scales + (row * K_BLOCKS + warp * 4) * 2, scales + (row8 * K_BLOCKS + warp * 4) * 2
-    s, s8 = (
-        (four_at_once(s, pairs), four_at_once(s + 4, pairs)),
-        (four_at_once(s8, pairs), four_at_once(s8 + 4, pairs)),
-    )
-    own = thread // 32 * 2
-    mine = gl.minimum(tile * 16 + thread % 32 // 4, ROWS - 1) * (K_BLOCKS // 2) + own
-    mine8 = gl.minimum(tile * 16 + thread % 32 // 4 + 8, ROWS - 1) * (K_BLOCKS // 2) + own
-    d = (gl.load(supers + mine), gl.load(supers + mine + 1))
-    d8 = (gl.load(supers + mine8), gl.load(supers + mine8 + 1))
-    token = gl.minimum(g, TOKENS - 1)
-    first = x_scales + gl.minimum(u * 2, TOKENS - 1) * (COLS // 32) + warp * 16
-    second = x_scales + gl.minimum(u * 2 + 1, TOKENS - 1) * (COLS // 32) + warp * 16
-    if PDL:
-        gdc_wait()
-    zero = gl.zeros([32 * WARPS], gl.float32, layout=layout)
-    acc = (zero, zero, zero, zero)
-    from_x = x_codes + token * (COLS // 4) + warp * 128 + u * 8
-    x, y, xs, xs1 = (), (), (), ()
-    for i in gl.static_range(4):
-        x = x + (words_at_once(from_x + i * 32, t, pairs),)
-        y = y + (words_at_once(from_x + i * 32 + 4, t, pairs),)
-        xs = xs + (four_at_once(first + i * 4, pairs),)
-        xs1 = xs1 + (four_at_once(second + i * 4, pairs),)
-    for i in gl.static_range(4):
-        for p in gl.static_range(4):
-            a, b = xs[i][p], xs1[i][p]
-            if IS_SIX:
-                acc = add_six_bit_part(
-                    acc, (w[p][i], v[p][i]), (high[p // 2][i], high8[p // 2][i]),
-                    six_bit_scales(s[i // 2][i % 2 * 2 + p // 2], d[i // 2], p % 2),
-                    six_bit_scales(s8[i // 2][i % 2 * 2 + p // 2], d8[i // 2], p % 2), x[i][p], y[i][p], a, b,
-                    p % 2,
-                )  # fmt: skip
-            else:
-                acc = add_four_bits(
-                    acc, w[p][i], v[p][i],
-                    four_bit_scales(s[i // 2][i % 2 * 2], s[i // 2][i % 2 * 2 + 1], d[i // 2], p),
-                    four_bit_scales(s8[i // 2][i % 2 * 2], s8[i // 2][i % 2 * 2 + 1], d8[i // 2], p),
-                    x[i][p], y[i][p], a, b,
-                )  # fmt: skip
-    a, b = gl.join(acc[0], acc[1]), gl.join(acc[2], acc[3])
-    sums = gl.sum(gl.reshape(gl.join(a, b), [WARPS, 32, 2, 2]), 0)
-    lane: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    a, b = gl.split(sums)
-    lane_index = gl.arange(0, 32, layout=lane)
-    row, t = tile * 16 + lane_index // 4, lane_index % 4
-    y00, y01 = gl.split(a)
-    y10, y11 = gl.split(b)
-    store_sum(out, y00, row, 2 * t, end, ROWS, STRIDE, lane)
-    store_sum(out, y01, row, 2 * t + 1, end, ROWS, STRIDE, lane)
-    store_sum(out, y10, row + 8, 2 * t, end, ROWS, STRIDE, lane)
-    store_sum(out, y11, row + 8, 2 * t + 1, end, ROWS, STRIDE, lane)
-
-
-@gluon.jit
-def store_sum(out, y, row, token, end, ROWS: gl.constexpr, STRIDE: gl.constexpr, layout: gl.constexpr):
-    y = gl.convert_layout(y, layout)
-    gl.store(out + token * STRIDE + row, y.to(out.dtype.element_ty), (row < ROWS) & (token < end))
+    low, high, factors, d = load_weights(codes, scales, supers, tile, ROWS, COLS, IS_SIX, WARPS)
+    tokens = load_tokens(x_codes, x_scales, COLS, TOKENS, WARPS, PDL)
+    acc = multiply_columns(low, high, factors, d, tokens, IS_SIX, WARPS)
+    store_sums(acc, out, tile, end, ROWS, STRIDE, WARPS)
 
 
 @gluon.jit

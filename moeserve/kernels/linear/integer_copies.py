@@ -1,7 +1,7 @@
 """The copying warpgroup of integer_gemm.py: fetches the super-blocks of all pieces ahead of the multiplying warpgroups.
 
-Codes come by the tensor memory accelerator (TMA), in boxes of 32 rows; scales and activations, whose rows are too
-short for it or lie apart, by each thread.
+Codes come by the tensor memory accelerator (TMA), in boxes of 32 rows (Q4_K) or 64 (Q6_K); scales and activations,
+whose rows are too short for it or lie apart, by each thread.
 """
 
 # mypy: ignore-errors

@@ -1,9 +1,10 @@
-"""Multiplies some tokens per expert by matrices of Q4_K, with weights as integers in float16, on Hopper's tensor cores.
+"""Multiplies some tokens by matrices of Q4_K or Q6_K, with weights as integers in float16, on Hopper's tensor cores.
 
-A weight is d * (scale * code) - dmin * min. d and dmin belong to its super-block of 256 columns, scale and min to its
-group of 32. scale * code is an integer that float16 holds exactly (integer_weights.py), so a super-block's products are
-multiplied by d once for all its columns, and mins are one product more, with the sums of the activations by group. A
-weight takes half as many instructions as in sliced_k_gemm.py.
+A weight of Q4_K is d * (scale * code) - dmin * min. d and dmin belong to its super-block of 256 columns, scale and min
+to its group of 32. scale * code is an integer that float16 holds exactly (integer_weights.py), so a super-block's
+products are multiplied by d once for all its columns, and mins are one product more, with the sums of the activations
+by group. A weight takes half as many instructions as in sliced_k_gemm.py. A weight of Q6_K is d * (scale * (code -
+32)), whose integer float16 rounds (six_bit_weights.py), without mins.
 
 One or two warpgroups multiply, each 64 rows of a matrix by the same tokens: weights from their registers, activations
 from shared memory, in the order of integer_order.py. Another warpgroup copies ahead of them (integer_copies.py).
@@ -263,11 +264,11 @@ def integer_gemm_kernel(
     numbers apart and begin with their TOP_K routes' ROWS. For blocks of TOKENS routes.
 
     Grid: any number of programs of 4 warps, which take pieces of GROUPS * 64 rows in turn (gated: of 32 rows of each
-    matrix). codes, up_codes: `code_boxes`; for Q6_K, codes and high: `six_bit_boxes`, and no
-    second matrix. BLOCKS: super-blocks of a stage. SPLIT, which divides the super-blocks into
-    whole stages: pieces that share a result's columns; the last of them sums their results in partials, float32
-    [pieces * GROUPS * 64 * TOKENS], with an int32 of counters per result, which it leaves at 0. MULTIPLYING, COPYING:
-    registers of a thread in the second multiplying warpgroup and in the copying one; the first has the rest.
+    matrix). codes, up_codes: `code_boxes`; for Q6_K, codes and high: `six_bit_boxes`, and no second matrix. BLOCKS:
+    super-blocks of a stage. SPLIT, which divides the super-blocks into whole stages: pieces that share a result's
+    columns; the last of them sums their results in partials, float32 [pieces * GROUPS * 64 * TOKENS], with an int32 of
+    counters per result, which it leaves at 0. MULTIPLYING, COPYING: registers of a thread in the second multiplying
+    warpgroup and in the copying one; the first has the rest.
 
     PAIR: 1 and 2 of two kernels launched one after the other that read the same x and share no other memory, which may
     overlap; else 0. The second one starts when all programs of the first have waited for the kernels before."""

@@ -1,4 +1,4 @@
-"""Launches products with matrices in planes: GEMV for few tokens, GEMM for many."""
+"""Launches products with matrices in planes: with int8 activations for few tokens, in 16 bits for many."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from moeserve.kernels.linear.wide_matrices import WIDE_GEMV_TOKENS, is_wide
 from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
 from moeserve.quantization import BlockLayout
 
-GEMV_TOKENS = 8  # with more tokens, a dense product is faster on the tensor cores
-# A head's product has more rows, and then the tensor cores are faster from fewer tokens on.
-MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4
+INT8_TOKENS = 8  # with more tokens, a dense product is faster with activations in 16 bits
+# A head's product has more rows, and then these are faster from fewer tokens on.
+MANY_ROWS, MANY_ROWS_INT8_TOKENS = 32_768, 4
 WIDE_TOKENS = 4096  # more of them take a router's product as those of unpacked weights
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # up to here a router's few rows do not fill larger tiles
 
 
-def gemv_tokens(rows: int) -> int:
-    """Returns the most tokens for which a product with `rows` rows of a quantised matrix may be a GEMV, with int8
-    activations; with more tokens it takes float activations in 16 bits."""
-    return GEMV_TOKENS if rows <= MANY_ROWS else MANY_ROWS_GEMV_TOKENS
+def int8_tokens(rows: int) -> int:
+    """Returns the most tokens for which a product with `rows` rows of a quantised matrix may take int8 activations;
+    with more tokens it takes float activations in 16 bits."""
+    return INT8_TOKENS if rows <= MANY_ROWS else MANY_ROWS_INT8_TOKENS
 
 
 def slices_k(*weights: Weight) -> bool:
@@ -38,11 +38,11 @@ def slices_k(*weights: Weight) -> bool:
     return all(isinstance(w.format, BlockLayout) and w.format.slices_k for w in weights)
 
 
-def is_gemv(tokens: int, x: Tensor | None, *weights: Weight) -> bool:
-    """Returns whether `linear` takes a GEMV for `tokens` padded rows (int8 activations), rather than a product on the
-    tensor cores: not for wide matrices that the tensor cores multiply faster, if there are float activations for
-    them."""
-    if tokens > gemv_tokens(weights[0].rows):
+def takes_int8(tokens: int, x: Tensor | None, *weights: Weight) -> bool:
+    """Returns whether `linear` takes int8 activations of `tokens` padded rows (float matrices: floats, by GEMV), rather
+    than activations in 16 bits on the tensor cores: not for wide matrices for which these are faster, if there are
+    float activations `x`."""
+    if tokens > int8_tokens(weights[0].rows):
         return False
     by_tensor_cores = is_wide(weights[0].rows, weights[0].cols) and slices_k(*weights) and x is not None
     return tokens <= WIDE_GEMV_TOKENS or not by_tensor_cores
@@ -168,7 +168,7 @@ def linear(
     other = None if second is None else weight_of(second, second_kind, cols)
     n = len(out)
     both = (weight,) if other is None else (weight, other)
-    if is_gemv(n, x, *both):
+    if takes_int8(n, x, *both):
         if bias is None and codes is not None and scales is not None and takes_few_rows(n, *both):
             run_few_rows(codes.view(torch.int32), scales, weight, other, count, out)
             return

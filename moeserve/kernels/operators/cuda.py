@@ -11,7 +11,7 @@ from moeserve.kernels.attention.op import prefill_attention, prefill_tiles
 from moeserve.kernels.embed.op import embed as launch_embed
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
-from moeserve.kernels.linear.op import gemv_tokens
+from moeserve.kernels.linear.op import int8_tokens
 from moeserve.kernels.linear.op import linear as launch_linear
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.operators.piecewise import op as piecewise
@@ -54,7 +54,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def linear(x: Tensor, weight: list[Tensor], kind: int) -> Tensor:
-    a = _activations(x, small_batch=len(x) <= gemv_tokens(weight[0].shape[1]), kinds=(kind,))
+    a = _activations(x, small_batch=len(x) <= int8_tokens(weight[0].shape[1]), kinds=(kind,))
     out = torch.empty(len(x), weight[0].shape[1], device=x.device)
     launch_linear(a.x, a.codes, a.scales, _count(x), weight, kind, None, 0, x.shape[1], out)
     return out

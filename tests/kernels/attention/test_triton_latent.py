@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.attention.op import prefill_tiles
 from moeserve.kernels.attention.reference import Sequence, attention
-from moeserve.kernels.latent import reference
+from moeserve.kernels.latent import op, reference
 from moeserve.kernels.latent.op import (
     by_head,
     decode_latent,
@@ -19,6 +19,7 @@ from moeserve.kernels.latent.op import (
     latent_store,
     linear_by_head,
     norm_rows,
+    padded_width,
     prefill_latent,
 )
 from moeserve.kernels.planes import repack
@@ -62,7 +63,7 @@ def test_decode(heads: int, splits: int, rotary: int) -> None:
         Sequence(i, 1, n - 1, pool.table[r]) for i, (n, r) in enumerate(zip(lengths, requests, strict=True))
     ]
     expected = pool.attend(q[:4], sequences)
-    room = decode_workspace(5, heads, RANK, DEVICE, splits)
+    room = decode_workspace(5, heads, RANK, rotary, DEVICE, splits)
     out = torch.full((5, heads, RANK), GUARD, device=DEVICE)
     decode_latent(
         *parts(q), pool.keys.to(DEVICE), pool.table.to(DEVICE), ints([*requests, 0]),
@@ -80,15 +81,26 @@ def test_decode_to_chosen_keys(rows: int, splits: int | None) -> None:
     pool, q = Pool(4, most, ROTARY), queries(rows, heads)
     sequences = [Sequence(i, 1, n - 1, pool.table[i]) for i, n in enumerate(lengths)]
     room, out = (
-        decode_workspace(rows, heads, RANK, DEVICE, splits),
+        decode_workspace(rows, heads, RANK, ROTARY, DEVICE, splits),
         torch.full((rows, heads, RANK), GUARD, device=DEVICE),
     )
-    assert (decode_tile(heads, rows) == decode_tile(heads)) == (rows > 2)
+    width = padded_width(RANK, ROTARY)
+    assert (decode_tile(heads, width, rows) == decode_tile(heads, width)) == (rows > 2)
     decode_latent(
         *parts(q), pool.keys.to(DEVICE), pool.table.to(DEVICE), ints(range(rows)), ints([n - 1 for n in lengths]),
         counter(rows), room, out, chosen=most,
     )  # fmt: skip
     assert nmse(out.cpu(), pool.attend(q, sequences)) < 1e-6
+
+
+def test_tiles_fit_in_a_hopper_gpus_shared_memory() -> None:
+    """Keys wider than DeepSeek's too. With fewer stages some kernels would fit as well, but load no block ahead."""
+    assert decode_tile(64, padded_width(512, 64)) == op.WIDE_TILE
+    assert decode_tile(64, padded_width(512, 0)) == op.WIDE_TILE
+    assert decode_tile(16, padded_width(512, 64)) == op.TILE
+    assert decode_tile(64, padded_width(512, 128)) == op.TILE
+    for heads in (16, 64):
+        assert decode_tile(heads, padded_width(1024, 64)) == op.SMALL_TILE
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
+from moeserve.kernels import launch
+from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.stream_operands import Activations
 from moeserve.models.blocks.cpu.workspace import (
     DeltaWorkspace,
@@ -30,6 +33,7 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.registry import read_shape
 from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import gpu_arena_bytes, gpu_step_buffers, step_sizes
+from moeserve.quantization.table import Q4_K, Q5_K, Q6_K
 from tests.conftest import OWN_FIXTURES
 from tests.support.models.deepseek4_model import new_model, write_model
 from tests.support.models.gemma_file import write_gemma
@@ -206,6 +210,23 @@ def test_blocks_of_routes_are_for_the_experts_that_are_here() -> None:
     )
     assert few.routes.shape == (2 + rows * SHAPE.top_k // block, block)
     assert len(all_of_them.expert) - len(few.expert) == SHAPE.num_experts - 2
+
+
+def test_experts_of_six_bits_take_integers_up_to_256_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "WARPGROUPS", True)
+    make = partial(
+        make_workspaces, SHAPE, floats=torch.bfloat16, device=torch.device("cpu"), float_weights=False
+    )
+    taken = {
+        kind: [
+            rows
+            for rows in (16, 256, 512, 1024)
+            if (w := make(max_tokens=rows)[rows].integers) is not None
+            and w.takes_down(empty_planes(kind, (1, 64, 256), "meta"))
+        ]
+        for kind in (Q4_K, Q6_K, Q5_K)
+    }
+    assert taken == {Q4_K: [16, 256, 512, 1024], Q6_K: [16, 256], Q5_K: []}
 
 
 @pytest.mark.parametrize(("hidden", "width", "columns"), [(5120, 64, 5120), (64, 4352, 4352), (4096, 64, 0)])

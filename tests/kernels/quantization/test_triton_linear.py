@@ -11,7 +11,7 @@ from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (f
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.embed.reference import EMBEDDED
 from moeserve.kernels.linear import wide_matrices
-from moeserve.kernels.linear.op import GEMV_TOKENS, GemmTile, is_gemv, linear, run_gemm
+from moeserve.kernels.linear.op import INT8_TOKENS, GemmTile, linear, run_gemm, takes_int8
 from moeserve.kernels.linear.operands import Weight, weight_of
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import Planes, dequantize
@@ -68,7 +68,7 @@ def test_shapes(rows: int, cols: int, tokens: int) -> None:
     kind = weights.Type.Q4_K if cols % 256 == 0 else weights.Type.Q5_0
     p = planes_of(kind, rows, cols)
     x = activations("heavy-tailed", tokens, cols).half()
-    small_batch = tokens <= GEMV_TOKENS
+    small_batch = tokens <= INT8_TOKENS
     expected = reference(round_trip(x) if small_batch else x, dequantize(p, 0).cpu())
     assert nmse(run(p, x, tokens, integer=small_batch), expected) < 1e-6
 
@@ -106,11 +106,13 @@ def test_which_products_of_few_tokens_are_gemvs() -> None:
 
     small = weight_of(tensors(planes_of(weights.Type.Q4_K, 1, 256)), int(weights.Type.Q4_K), 256)
     wide, x = matrix(5120, 4352), torch.empty(0)
-    assert [n for n in range(1, 10) if is_gemv(n, x, wide)] == [1, 2]
-    assert [n for n in range(1, 10) if is_gemv(n, None, wide)] == list(range(1, 9))  # int8 activations alone
+    assert [n for n in range(1, 10) if takes_int8(n, x, wide)] == [1, 2]
+    assert [n for n in range(1, 10) if takes_int8(n, None, wide)] == list(
+        range(1, 9)
+    )  # int8 activations alone
     for other in (matrix(5120, 4096), matrix(2048, 4352), matrix(5120, 4352, weights.Type.IQ3_S)):
-        assert is_gemv(8, x, other)
-    assert is_gemv(8, x, wide, matrix(5120, 4352, weights.Type.IQ3_S))  # one launch for both
+        assert takes_int8(8, x, other)
+    assert takes_int8(8, x, wide, matrix(5120, 4352, weights.Type.IQ3_S))  # one launch for both
 
 
 @pytest.mark.parametrize("tokens", [3, 20])
@@ -124,7 +126,7 @@ def test_a_second_matrix(tokens: int) -> None:
         tensors(second), int(second.type), 256, out,
     )  # fmt: skip
     w = torch.cat([dequantize(p, 0), dequantize(second, 0)]).cpu()
-    assert nmse(out[:-1].cpu(), reference(round_trip(x) if tokens <= GEMV_TOKENS else x, w)[:-1]) < 1e-7
+    assert nmse(out[:-1].cpu(), reference(round_trip(x) if tokens <= INT8_TOKENS else x, w)[:-1]) < 1e-7
     assert (out[-1] == GUARD).all()
 
 
@@ -137,10 +139,10 @@ def test_bias(kinds: tuple[weights.Type, weights.Type], tokens: int) -> None:
     first, second = planes_of(kinds[0], 40, 256), planes_of(kinds[1], 24, 256)
     x, bias = activations("gaussian", tokens, 256).half(), torch.randn(64) * 3
     q = quantize(x.float())
-    is_gemv = tokens <= GEMV_TOKENS
+    is_small = tokens <= INT8_TOKENS
     inputs = (x.to(DEVICE), q.codes.to(DEVICE), q.scales.to(DEVICE), counter(tokens - 1))
     w = torch.cat([dequantize(first, 0), dequantize(second, 0)]).cpu()
-    expected = reference(round_trip(x) if is_gemv and first.quantised else x, w, bias)
+    expected = reference(round_trip(x) if is_small and first.quantised else x, w, bias)
     out = torch.full((tokens, 64), GUARD, device=DEVICE)
     more = (tensors(second), int(second.type))
     linear(*inputs, tensors(first), int(first.type), *more, 256, out, bias=bias.to(DEVICE))

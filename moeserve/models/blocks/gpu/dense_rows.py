@@ -11,7 +11,7 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.gating import GatedForm
 from moeserve.kernels.linear.join_gated import gated_rows
-from moeserve.kernels.linear.op import gemv_tokens
+from moeserve.kernels.linear.op import int8_tokens
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
 from moeserve.models.loading.gpu_weights import GpuExperts, GpuSharedExpert
@@ -20,8 +20,8 @@ from moeserve.models.loading.merged_linear import MergedLinear
 
 def takes_dense_products(w: GpuExperts, s: GpuWorkspace) -> bool:
     """Returns whether steps with this workspace use dense products."""
-    is_gemv = s.rows <= min(gemv_tokens(w.gate.rows), gemv_tokens(w.down.rows))
-    return s.dense_products is not None and is_gemv and w.gate.quantised == w.up.quantised
+    takes_int8 = s.rows <= min(int8_tokens(w.gate.rows), int8_tokens(w.down.rows))
+    return s.dense_products is not None and takes_int8 and w.gate.quantised == w.up.quantised
 
 
 def multiply_dense(

@@ -19,7 +19,7 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.latent.op import norm_rows
-from moeserve.kernels.linear.op import gemv_tokens
+from moeserve.kernels.linear.op import int8_tokens
 from moeserve.kernels.linear.operands import weight_of
 from moeserve.kernels.linear.panel_gemv import multiply_panels
 from moeserve.kernels.linear.softcap import softcap
@@ -209,8 +209,8 @@ class GpuDraftingBlock(ABC):
     def takes_shortlist(self, size: int) -> bool:
         """Returns whether links of this size can score a part of the vocabulary."""
         output = self._matrices.output
-        is_gemv = size <= gemv_tokens(output.rows) and output.second is None and output.bias is None
-        return is_gemv and len(self.chain.scored.panels) > 0
+        takes_int8 = size <= int8_tokens(output.rows) and output.second is None and output.bias is None
+        return takes_int8 and len(self.chain.scored.panels) > 0
 
     def link(self, size: int, *, of_shortlist: bool = False) -> None:
         """Launches the next draft of each of up to `size` rows. of_shortlist: whether to score only the vocabulary

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down, takes_quads
-from moeserve.kernels.linear.op import gemv_tokens
+from moeserve.kernels.linear.op import int8_tokens
 from moeserve.kernels.linear.operands import RouteBlocks
 from moeserve.models.blocks.gpu.arena_views import views_of
 from moeserve.models.blocks.gpu.residual_workspace import StreamsWorkspace, streams_workspace
@@ -39,7 +39,7 @@ class GpuHead:
     ) -> None:
         """logits: float32 [rows or more, vocab]. arena: uint8 [`head_arena_bytes`], shared with heads of other
         sizes."""
-        small = rows <= gemv_tokens(logits.shape[1])
+        small = rows <= int8_tokens(logits.shape[1])
         self.final = GpuActivations.empty(
             rows,
             shape.hidden_size,

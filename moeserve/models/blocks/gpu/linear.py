@@ -1,4 +1,4 @@
-"""The product of activations with one weight matrix, or with two matrices side by side, in one launch."""
+"""The product of activations with one weight matrix, or with two matrices side by side."""
 
 from __future__ import annotations
 

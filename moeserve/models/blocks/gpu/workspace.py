@@ -37,6 +37,7 @@ from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
+    SIX_BIT_ROWS,
     SMALL_BATCH_ROWS,
     UNPACKED_EXPERTS_ROWS,
     gpu_arena_bytes,
@@ -228,6 +229,7 @@ class GpuWorkspace:
                 experts_here,
                 integer_rows(views, "integer_x"),
                 integer_rows(views, "integer_h"),
+                takes_six_bits=rows <= SIX_BIT_ROWS,
             )
             if "integer_x" in views and floats == torch.bfloat16 and shape.num_experts
             else None
@@ -356,7 +358,7 @@ def _decode_workspace(
     room: DecodeWorkspace | None,
 ) -> DecodeWorkspace:
     if isinstance(h, LatentAttentionShape):
-        return decode_workspace(rows, h.num_heads, h.rank, device, splits, room)
+        return decode_workspace(rows, h.num_heads, h.rank, h.rotary_dim, device, splits, room)
     return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.v_dim, device, splits, room)
 
 

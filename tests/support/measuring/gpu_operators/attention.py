@@ -197,7 +197,7 @@ def latent_attention(n: int, kind: torch.dtype) -> None:
             count,
             out,
         )
-    room, tiles = latent.decode_workspace(n, heads, rank, "meta"), empty(2, 4, dtype=i32)
+    room, tiles = latent.decode_workspace(n, heads, rank, rotary, "meta"), empty(2, 4, dtype=i32)
     latent.decode_latent(queries, rotated, keys, table, at, at, count, room, attended)
     latent.prefill_latent(queries, rotated, keys, table, tiles, attended)
 

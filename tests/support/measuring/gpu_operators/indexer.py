@@ -37,7 +37,7 @@ def indexer(n: int, kind: torch.dtype) -> None:
     heads, rank = 64, 512
     vectors = empty(50, 1, rank + rotary, dtype=f16)
     attending, rotated = empty(n, heads, rank, dtype=f16), empty(n, heads, rotary, dtype=f16)
-    out, room = empty(n, heads, rank, dtype=kind), latent.decode_workspace(n, heads, rank, "meta")
+    out, room = empty(n, heads, rank, dtype=kind), latent.decode_workspace(n, heads, rank, rotary, "meta")
     latent.decode_latent(
         attending, rotated, vectors, chosen[:, 0], at, at, count, room, out, chosen=chosen.shape[2]
     )
@@ -67,7 +67,7 @@ def pooled_indexer(n: int, kind: torch.dtype) -> None:
     latent.latent_store(
         of_q, latents, empty(rank), 1e-6, angles, angles, at, at, count, 0.1, nopes, rotated, vectors
     )
-    out, room = empty(n, heads, rank, dtype=kind), latent.decode_workspace(n, heads, rank, "meta")
+    out, room = empty(n, heads, rank, dtype=kind), latent.decode_workspace(n, heads, rank, 0, "meta")
     latent.decode_latent(
         attending, rotated, vectors, chosen[:, 0], at, at, count, room, out, chosen=chosen.shape[2]
     )

@@ -33,7 +33,7 @@ def linear(
     second_rows: int,
     bias: bool = False,
 ) -> None:
-    x = both(n, cols, f32 if n <= op.GEMV_TOKENS else torch.bfloat16)
+    x = both(n, cols, f32 if n <= op.INT8_TOKENS else torch.bfloat16)
     other = None if second is None else weight(second, second_rows, cols)
     op.linear(
         *x,
@@ -220,7 +220,7 @@ def integers(n: int, kind: QuantType = Q4) -> None:
     count = empty(1, dtype=i32)
     gate, down = empty_planes(Q4, (num, ff, hidden), "meta"), empty_planes(kind, (num, hidden, ff), "meta")
     x, h = _integer_rows(n, hidden), _integer_rows(n * top_k, ff)
-    s = IntegerWorkspace(n, top_k, num, x, h)
+    s = IntegerWorkspace(n, top_k, num, x, h, takes_six_bits=True)
     out = empty(n * top_k, ff, dtype=torch.bfloat16)
     integer_order(empty(n, hidden, dtype=torch.bfloat16), count, x)
     integers_up(x, gate, gate, s.routing, top_k, out, tile=s.method.up)
