@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.messages.sampling import SamplingParams
@@ -45,6 +47,11 @@ def runner_of(model: Path, start: Start) -> Runner:
     return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), start)
 
 
+@pytest.fixture(scope="module")
+def runner(model: Path) -> Runner:
+    return runner_of(model, Start())
+
+
 def drafter_of(runner: Runner) -> ModelDrafter:
     assert runner._drafts is not None
     drafter = runner._drafts._drafter._second  # type: ignore[attr-defined]
@@ -56,14 +63,25 @@ def drafted_step(driver: Driver, slot: int) -> list[int]:
     """The tokens of a step with as many drafts as may be."""
     granted = driver.row(slot, 1 + MOST, sample=True).kv_slots
     (found,) = driver.step([], [Row(slot, CONTINUES, 1 + MOST, granted, True)]).sampled
-    assert found.accepted is not None
-    return [found.token_id, *found.accepted.token_ids]
+    return [found.token_id, *(() if found.accepted is None else found.accepted.token_ids)]
 
 
-def test_the_same_model_is_always_right(model: Path) -> None:
+def noted_passes(drafter: ModelDrafter, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The rows of each request in each later pass of the small model."""
+    passes: list[list[int]] = []
+    compute = drafter._compute
+
+    def note(pieces: Sequence[tuple[int, int, int]]) -> StepLayout:
+        passes.append([count for _, _, count in pieces])
+        return compute(pieces)
+
+    monkeypatch.setattr(drafter, "_compute", note)
+    return passes
+
+
+def test_the_same_model_is_always_right(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small model has the large one's weights. Its first pass reads a whole text, the next one only the tokens that
     it has not computed yet: the drafts that were right are in its KV cache."""
-    runner = runner_of(model, Start())
     drafter = drafter_of(runner)
     sampling = SamplingParams(max_tokens=12, temperature=0.0)
     plain, drafted = Driver(runner), Driver(runner)
@@ -75,19 +93,39 @@ def test_the_same_model_is_always_right(model: Path) -> None:
         .sampled[0]
         .token_id
     ]
-    passes: list[list[int]] = []
-    compute = drafter._compute
-
-    def note(pieces: Sequence[tuple[int, int, int]]) -> StepLayout:
-        passes.append([count for _, _, count in pieces])
-        return compute(pieces)
-
-    drafter._compute = note  # type: ignore[method-assign]
+    passes = noted_passes(drafter, monkeypatch)
     for _ in range(2):
         text += drafted_step(drafted, 1)
     assert len(text) == 1 + 2 * (1 + MOST)
     assert text[: len(answer)] == answer
     assert passes == [[4], *[[1]] * (MOST - 1), [2], *[[1]] * (MOST - 1)]
+
+
+def test_a_sampled_request_that_begins_with_anothers_text(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the small model has read of the other's text is not read again. Right or wrong, drafts leave each text as it
+    is without them."""
+    drafter, prompt = drafter_of(runner), [3, 8, 5]
+    monkeypatch.setattr(drafter, "_least", 0.0)  # at random weights every draft is improbable
+    sampled = [SamplingParams(max_tokens=12, temperature=1.0, seed=seed) for seed in (3, 5)]
+    longer = [*prompt, 11]
+    plain = Driver(runner)
+    expected = [plain.generate(0, prompt, 4, sampled[0]), plain.generate(1, longer, 4, sampled[1])]
+    driver = Driver(runner)
+    passes = noted_passes(drafter, monkeypatch)
+    (found,) = driver.step([driver.new(0, prompt, sampled[0])], [driver.row(0, 3, sample=True)]).sampled
+    texts = [[found.token_id, *drafted_step(driver, 0)]]
+    assert passes[0] == [4]
+    prefix = driver.slots(0)[: len(prompt)]
+    new = replace(driver.new(1, longer, sampled[1]), prefix_slots=np.array(prefix, np.int32).tobytes())
+    driver.adopt(1, prefix)
+    passes.clear()
+    (found,) = driver.step([new], [driver.row(1, 1, sample=True)]).sampled
+    texts.append([found.token_id, *drafted_step(driver, 1)])
+    assert passes[0] == [len(longer) + 1 - len(prompt)]
+    for text, whole in zip(texts, expected, strict=True):
+        assert text == whole[: len(text)]
 
 
 def test_a_worker_in_the_place_of_a_lost_one_drafts_before_it_is_warm(model: Path) -> None:
