@@ -34,7 +34,7 @@ _IS_EXACT: Final = (
     "leave it out: a draft is kept only if it is the token that would have been sampled without drafts"
 )
 _OF_SERVER: Final = "leave it out: the small model has the server's"
-_ON_CPU: Final = "leave it out: the small model runs whole on the CPU, by the format of its file"
+_OF_FILE: Final = "leave it out: the small model runs whole where the large one does, by its file's format"
 _OF_LOOKUP: Final = "leave it out: look-up takes prompt_lookup_min and prompt_lookup_max"
 # Field -> the values that say nothing new, beside null; and the advice for others.
 _FIELDS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
@@ -55,22 +55,22 @@ _FIELDS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
         "leave it out: `moeserve bench engine --acceptance` forces acceptance",
     ),
     "disable_logprobs": ((False,), "leave it out: logprobs are those without drafts"),
-    "draft_tensor_parallel_size": ((1,), _ON_CPU),
-    "tensor_parallel_size": ((1,), _ON_CPU),
-    "quantization": ((), _ON_CPU),
-    "moe_backend": ((), _ON_CPU),
-    "attention_backend": ((), _ON_CPU),
-    "draft_load_config": ((), _ON_CPU),
-    "enforce_eager": ((False, True), _ON_CPU),
+    "draft_tensor_parallel_size": ((1,), _OF_FILE),
+    "tensor_parallel_size": ((1,), _OF_FILE),
+    "quantization": ((), _OF_FILE),
+    "moe_backend": ((), _OF_FILE),
+    "attention_backend": ((), _OF_FILE),
+    "draft_load_config": ((), _OF_FILE),
+    "enforce_eager": ((False, True), _OF_FILE),
     "kv_cache_dtype": (("auto",), f"{_OF_SERVER} --kv-cache-dtype"),
     "max_model_len": ((), f"{_OF_SERVER} --max-model-len"),
     "revision": (("main",), "leave it out: download that revision, and name its folder or file as the model"),
     "code_revision": (("main",), "leave it out: no code of a model is run"),
     "use_heterogeneous_vocab": ((False,), "leave it out: the small model needs the same vocabulary"),
     "parallel_drafting": ((False,), _HEAD),
-    "disable_padded_drafter_batch": ((False, True), _ON_CPU),
+    "disable_padded_drafter_batch": ((False, True), _OF_FILE),
     "disable_eagle_block_drop": ((False,), _HEAD),
-    "use_local_argmax_reduction": ((False, True), _ON_CPU),
+    "use_local_argmax_reduction": ((False, True), _OF_FILE),
     "index_share_for_mtp_iteration": (
         (False,),
         "leave it out: the block's indexer chooses keys for each draft",

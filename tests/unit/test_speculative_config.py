@@ -54,7 +54,10 @@ def test_ngram(more: str, drafts: Drafts) -> None:
             "disable_by_batch_size 8: leave it out: the number",
         ),
         ('{"method": "mtp", "acceptance_method": "typical_acceptance_sampler"}', "a draft is kept only if"),
-        ('{"model": "x", "num_speculative_tokens": 4, "draft_tensor_parallel_size": 2}', "whole on the CPU"),
+        (
+            '{"model": "x", "num_speculative_tokens": 4, "draft_tensor_parallel_size": 2}',
+            "whole where the large",
+        ),
         ('{"model": "x", "num_speculative_tokens": 4, "draft_tensor_parallel_size": true}', "size true"),
         ('{"model": "x", "num_speculative_tokens": 4, "max_model_len": 2048}', "--max-model-len"),
         (
