@@ -9,13 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.attention import AttentionShape
-from moeserve.models.feed_forward import MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.llama_experts import llama_with_experts
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.fused_qkv import fused_qkv
@@ -27,12 +22,11 @@ from moeserve.models.sources.huggingface.mapping import (
     SHARED_EXPERTS,
     HuggingFaceMapping,
 )
-from moeserve.models.sources.huggingface.remade import Remade, made_by, made_where, outside
+from moeserve.models.sources.huggingface.remade import head_of_unit_columns
 from moeserve.models.sources.source import ModelSource
 
 ARCHITECTURE: Final = "bailingmoe"
 NORM_HEAD: Final = "norm_head"  # of folders: the output matrix is stored with columns of any length
-HEAD: Final = "lm_head.weight"
 EPSILON: Final = 1e-7  # added to a column's length, as by llama.cpp's converter
 
 
@@ -40,26 +34,9 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
     setting."""
     reader = ShapeReader(source)
-    attention = AttentionShape(
-        *reader.heads(), qk_norm="none", in_pairs=not reader.flag(n.ROPE_HALVES, default=False)
-    )
-    num_experts, top_k, width = reader.experts()
-    count = reader.integer("expert_shared_count", 0, 64, default=0)
-    router = RouterOptions(
-        scoring="softmax",
-        normalize=reader.flag("expert_weights_norm", default=False),
-        scale=reader.number("expert_weights_scale", 0.0, 1e6, default=0.0) or 1.0,
-    )
-    shared = SharedExpert(count * width, is_gated=False) if count else None
-    moe = MoeShape(num_experts, top_k, width, router, shared)
+    attention, moe = llama_with_experts(reader)
     reader.only("leading_dense_block_count", 0)
     return reader.model((LayerShape(attention, moe),) * reader.num_layers)
-
-
-def of_length_one(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Returns a matrix, float32 [rows, columns], with each column divided by its length."""
-    lengths: npt.NDArray[np.float32] = np.linalg.norm(matrix, axis=0)
-    return matrix / (lengths + np.float32(EPSILON))
 
 
 FAMILY = ModelFamily(
@@ -91,12 +68,7 @@ FAMILY = ModelFamily(
         experts=MOE_EXPERTS,
         optional=frozenset(SHARED_EXPERTS),
         made=fused_qkv("attention.query_key_value"),
-        made_outside=outside(
-            made_where(
-                f"{ARCHITECTURE}.{NORM_HEAD}",
-                made_by(Remade(n.OUTPUT, HEAD, lambda shape: shape, of_length_one)),
-            )
-        ),
+        made_outside=head_of_unit_columns(f"{ARCHITECTURE}.{NORM_HEAD}", EPSILON),
         metadata={n.ROPE_HALVES: True},
         renamed={"model.word_embeddings.": "model.embed_tokens."},
     ),

@@ -6,10 +6,8 @@ key of a GGUF says whether experts' weights are normalised: they are not.
 
 from __future__ import annotations
 
-from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.attention import AttentionShape
-from moeserve.models.feed_forward import MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.llama_experts import llama_with_experts
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import (
@@ -29,18 +27,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Returns the model's shape, read from the file's metadata. Raises ModelError for a missing or unsupported
     setting."""
     reader = ShapeReader(source)
-    attention = AttentionShape(
-        *reader.heads(), qk_norm="none", in_pairs=not reader.flag(n.ROPE_HALVES, default=False)
-    )
-    num_experts, top_k, width = reader.experts()
-    count = reader.integer("expert_shared_count", 0, 64, default=0)
-    router = RouterOptions(
-        scoring="softmax",
-        normalize=reader.flag("expert_weights_norm", default=False),
-        scale=reader.number("expert_weights_scale", 0.0, 1e6, default=0.0) or 1.0,
-    )
-    shared = SharedExpert(count * width, is_gated=False) if count else None
-    moe = MoeShape(num_experts, top_k, width, router, shared)
+    attention, moe = llama_with_experts(reader)
     return reader.model(tuple(LayerShape(attention, ffn) for ffn in reader.feed_forwards(moe)))
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder
 from moeserve.models.registry import family_of_config
+from moeserve.models.sources.huggingface import made_tensor
 from tests.kernels.engines.model_engine import Engine
 from tests.kernels.families.transformers_logits import TOKENS, transformers_logits
 from tests.kernels.folders.folder_variants import edit_config
@@ -145,6 +146,40 @@ def test_columns_of_plus_output_matrix_have_length_one(ling: tuple[Path, Path]) 
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"'lm_head\.weight' is missing"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_divided_output_matrix_keeps_its_type(
+    dtype: torch.dtype, ling: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = ling
+    weights = load_file(folder / "model.safetensors")
+    head = weights["lm_head.weight"]
+    head = (head * (1 + torch.arange(head.shape[1]) % 7)).to(dtype)
+    save_file(weights | {"lm_head.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_config(folder, norm_head=True)
+    monkeypatch.setattr(made_tensor, "_ROWS_AT_ONCE", 48)  # several blocks, and a smaller one at the end
+    made = open_folder(folder).data("output.weight").copy()
+    expected = (head.double() / head.double().norm(dim=0)).to(dtype)
+    got = torch.from_numpy(made).view(dtype).view(head.shape)  # of the same number of bytes
+    torch.testing.assert_close(got, expected, atol=1e-7, rtol=2 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("has_equal_head", [False, True])
+def test_an_embedding_as_the_divided_output_matrix_is_refused(
+    has_equal_head: bool, ling: tuple[Path, Path]
+) -> None:
+    folder, _ = ling
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    if has_equal_head:
+        weights["lm_head.weight"] = weights["model.word_embeddings.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_config(folder, tie_word_embeddings=True)
+    open_folder(folder)
+    edit_config(folder, norm_head=True)
+    with pytest.raises(ModelError, match="'norm_head' is True; with the embedding as the output matrix"):
         open_folder(folder)
 
 

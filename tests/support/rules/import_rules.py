@@ -118,6 +118,13 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.shape_reader",
     },
     "moeserve.models.latent_heads": {"moeserve.models.latent", "moeserve.models.shape_reader"},
+    "moeserve.models.llama_experts": {
+        "moeserve.kernels.routing.options",
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
+        "moeserve.models.shape_reader",
+        "moeserve.models.sources.gguf",
+    },
     "moeserve.models.recurrent_heads": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.mamba2.heads",

@@ -13,12 +13,14 @@ import numpy.typing as npt
 from moeserve.models.errors import ModelError, SettingError
 from moeserve.quantization import QuantType
 from moeserve.quantization.reference import dequantize
-from moeserve.quantization.table import BF16, F32
+from moeserve.quantization.table import BF16, F16, F32
 
 from .fp8_blocks import bfloat16_bits, dequantized
 from .safetensors_file import StoredTensor, stored_numbers
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_ROWS_AT_ONCE = 1024  # of a matrix that is computed in blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +98,34 @@ def scaled_rows(path: Path, source: StoredTensor, factors: npt.NDArray[np.float3
     kind = source.float_type
 
     def make() -> Bytes:
-        values = _floats(source) * factors
-        if kind is F32:
-            return bytes_of(values)
-        if kind is BF16:
-            return bytes_of(bfloat16_bits(values))
         with np.errstate(over="ignore"):
-            halves = values.astype(np.float16)
-        if np.isinf(halves).any():
+            numbers = _as_numbers(_floats(source) * factors, kind)
+        if kind is F16 and np.isinf(numbers.view(np.float16)).any():
             raise ModelError(
                 path,
                 f"tensor {source.name!r} times its multiplier exceeds float16's range; convert the folder to bfloat16",
             )
-        return bytes_of(halves)
+        return bytes_of(numbers)
+
+    return MadeTensor(source.shape, kind, (source,), make)
+
+
+def unit_columns(source: StoredTensor, epsilon: float) -> MadeTensor:
+    """Returns a matrix of the same type with each column divided by its length plus `epsilon` in float32, rounded to
+    that type. It is computed in blocks of rows: a large head would take several times its bytes in float32."""
+    kind = source.float_type
+
+    def make() -> Bytes:
+        numbers = numbers_of(source)
+        blocks = [slice(row, row + _ROWS_AT_ONCE) for row in range(0, len(numbers), _ROWS_AT_ONCE)]
+        squares = np.zeros(numbers.shape[1])
+        for rows in blocks:
+            squares += np.square(_as_floats(numbers[rows], kind)).sum(0, dtype=np.float64)
+        lengths = (np.sqrt(squares) + epsilon).astype(np.float32)
+        made = np.empty_like(numbers)
+        for rows in blocks:
+            made[rows] = _as_numbers(_as_floats(numbers[rows], kind) / lengths, kind)
+        return bytes_of(made)
 
     return MadeTensor(source.shape, kind, (source,), make)
 
@@ -168,9 +185,20 @@ def bytes_of(numbers: npt.NDArray[Any]) -> Bytes:
 
 
 def _floats(tensor: StoredTensor) -> npt.NDArray[np.float32]:
-    numbers = numbers_of(tensor)
-    if tensor.float_type is F32:
+    return _as_floats(numbers_of(tensor), tensor.float_type)
+
+
+def _as_floats(numbers: npt.NDArray[Any], kind: QuantType) -> npt.NDArray[np.float32]:
+    """Returns the values of `numbers_of` a tensor of type F32, BF16 or F16."""
+    if kind is F32:
         return numbers.view(np.float32)
-    if tensor.float_type is BF16:
+    if kind is BF16:
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.view(np.float16).astype(np.float32)
+
+
+def _as_numbers(values: npt.NDArray[np.float32], kind: QuantType) -> npt.NDArray[Any]:
+    """Does the reverse of `_as_floats`, rounding to nearest."""
+    if kind is F32:
+        return values.view(np.uint32)
+    return bfloat16_bits(values) if kind is BF16 else values.astype(np.float16).view(np.uint16)

@@ -14,8 +14,9 @@ from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 
-from .made_tensor import MadeTensor, find_tensor, floats_made, product_made, rows_made
+from .made_tensor import MadeTensor, find_tensor, floats_made, product_made, rows_made, unit_columns
 from .safetensors_file import StoredTensor
+from .tied_head import HEAD
 
 Shape = tuple[int, ...]
 Floats = npt.NDArray[np.float32]
@@ -126,16 +127,25 @@ def multiplied(rules: Mapping[str, tuple[str, str]]) -> Made:
     return made
 
 
-def made_where(flag: str, made: Made) -> Made:
-    """Returns a function that yields `made`'s tensors if the metadata's boolean `flag` is true, else none."""
+def head_of_unit_columns(flag: str, epsilon: float) -> MadeOutside:
+    """Returns a function that yields the output matrix, each column divided by its length plus `epsilon`, if the
+    metadata's boolean `flag` is true, else none. The function raises ModelError if the embedding is the output matrix:
+    it must stay as it is."""
 
-    def made_if_asked(
-        path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    def made_outside(
+        path: Path, metadata: Metadata, stored: dict[str, StoredTensor]
     ) -> Iterator[tuple[str, MadeTensor]]:
-        if metadata.require_bool(flag, default=False):
-            yield from made(path, prefix, metadata, stored)
+        if not metadata.require_bool(flag, default=False):
+            return
+        if HEAD not in stored:
+            setting = flag.rpartition(".")[2]
+            raise SettingError(
+                path, f"{setting!r} is True; with the embedding as the output matrix only False is supported"
+            )
+        yield n.OUTPUT, unit_columns(find_tensor(path, stored, HEAD, 2), epsilon)
+        del stored[HEAD]
 
-    return made_if_asked
+    return made_outside
 
 
 def outside(made: Made) -> MadeOutside:
