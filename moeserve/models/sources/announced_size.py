@@ -22,11 +22,13 @@ from moeserve.models.sources.model_files import models_of, split_names
 from moeserve.models.sources.regular_file import map_file
 from moeserve.models.sources.weight_files import weight_files
 from moeserve.quantization import QUANT_TYPES
+from moeserve.quantization.table import I32, I64
 
 _VERSIONS: Final = (2, 3)
 _STRING: Final = 8
 _ARRAY: Final = 9
 _SCALAR_BYTES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # by value type
+_TYPES: Final = {I32.number: I32, I64.number: I64, **QUANT_TYPES}  # the reader refuses a file with any other
 _ALIGNMENT: Final = b"general.alignment"
 _MAX_ENTRIES: Final = 1 << 16  # keys, tensors
 _MAX_RANK: Final = 4  # of a tensor; a file with another is left to its reader
@@ -112,9 +114,7 @@ def _gguf_bytes(buffer: mmap.mmap) -> int:
         if not 1 <= rank <= _MAX_RANK:
             raise ValueError("a number of dimensions that the reader refuses")
         shape = [walk.number("<Q") for _ in range(rank)]
-        row = QUANT_TYPES.get(walk.number("<I"))
-        # The model's reader refuses a type that is unknown here; one byte of it is certain.
-        nbytes = 1 if row is None else row.row_bytes(shape[0]) * math.prod(shape[1:])
+        nbytes = _TYPES[walk.number("<I")].row_bytes(shape[0]) * math.prod(shape[1:])
         spans.append((walk.number("<Q"), nbytes))
     start = _padded(walk.position, alignment)
     if walk.position > len(buffer) or not _is_plausible(spans, alignment, len(buffer) - start):

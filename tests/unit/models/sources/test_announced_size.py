@@ -137,6 +137,26 @@ def test_a_damaged_size_is_no_broken_download(tensors: list[Tensor], tmp_path: P
         open_gguf(file)
 
 
+def test_ids_count_with_their_bytes(tmp_path: Path) -> None:
+    """Counted as less, such a file's tensors would all fit into what is there, and it would pass for damaged."""
+    file = tmp_path / "m.gguf"
+    ids = Tensor("blk.0.ffn_gate_tid2eid.weight", (8, 64), 26)
+    file.write_bytes(gguf_bytes({}, [ids, Tensor("t", (8, 4))]))
+    os.truncate(file, announced_size._announced_bytes(file) or 0)
+    assert cut_short(file) is None
+    os.truncate(file, file.stat().st_size - 100)
+    assert "its download broke off" in str(cut_short(file))
+
+
+def test_a_type_that_is_not_read_is_left_to_the_reader(tmp_path: Path) -> None:
+    """Another download would not help."""
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_bytes({}, [Tensor("t", (64, 8)), Tensor("u", (256, 4), 15)])[:-2200])
+    assert cut_short(file) is None
+    with pytest.raises(GGUFError, match="Q8_K"):
+        open_gguf(file)
+
+
 def test_a_damaged_length_before_no_tensors_is_no_broken_download(tmp_path: Path) -> None:
     """The first part of a split set may have no tensors."""
     file = tmp_path / "m.gguf"
