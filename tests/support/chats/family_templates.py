@@ -382,8 +382,7 @@ def rendered(name: str, content: str, calls: list[tuple[str, Any]]) -> str:
         "tool_calls": [{"type": "function", "function": function} for function in functions],
     }
     template = TEMPLATES[name]
-    takes_text = TOOL_FORMATS[name].takes_text_arguments
-    messages = for_deepseek([message], template) if takes_text else [message]
+    messages = for_deepseek([message], template) if TOOL_FORMATS[name].takes_text_arguments else [message]
     text = ChatTemplate(template, {}).render(messages)
     begin, end = _AROUND.get(name, ("assistant\n", "<|im_end|>"))
     for token in _UNSHOWN:
