@@ -107,8 +107,8 @@ class ExpertStream:
 
     def take(self, layer: int) -> GpuExperts:
         """Launches the unpacking of a layer's experts on the current stream, after their copy, and then the copy of the
-        layer after the next. Returns the unpacked experts. They are valid until the next call; its entries for experts
-        that are not streamed are undefined."""
+        layer after the next. Returns the unpacked experts. They are valid until the next call; entries for experts that
+        are not streamed are undefined."""
         assert self._order[self._taken] == layer
         buffer = self._taken % 2
         self._taken += 1

@@ -58,8 +58,9 @@ class DraftLength:
         self, records: Sequence[DraftRecord], context: int, most: int, budget: int
     ) -> tuple[list[int], float]:
         """Returns how many drafts each request with a row in the next step may have (at most `most` each, `budget` in
-        all), and the number of drafts that the worker is expected to make in all. All are 0 while drafts do not pay.
-        Before any step is measured, each request may have `most`. context: positions that the rows attend to."""
+        all), and the number of drafts that the worker is expected to make in all. While drafts do not pay, all are 0
+        but for trials, the first observed drafts, and texts that are being read. Before any step is measured, each
+        request may have `most`. context: positions that the rows attend to."""
         if not records or min(most, budget) <= 0:
             return [0] * len(records), 0.0
         without = self._cost.decode_ms(len(records), context)
