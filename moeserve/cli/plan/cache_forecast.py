@@ -15,7 +15,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
-from moeserve.placement.expert_cache.fetching import replay_fetches, rows_that_fetch
+from moeserve.placement.expert_cache.fetching import replay_fetches, rows_that_fetch, share_without_slot
 from moeserve.placement.expert_cache.generate import PRESETS, generate
 from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES, Mask
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS, Steps, StepUse, replay_cache
@@ -95,8 +95,7 @@ def forecast_cache(
     rows = range(0)
     has_cache: Mask = np.any(movable, axis=1)
     if fetches and has_cache.any():
-        in_ram = float(np.mean((movable & ~cached)[has_cache]))
-        rows = rows_that_fetch(model.top_k, in_ram, has_drafts=has_drafts)
+        rows = rows_that_fetch(model.top_k, share_without_slot(movable, cached), has_drafts=has_drafts)
 
     fetching = [count for count in streams if step_sizes(count)[-1] in rows]
 

@@ -1,4 +1,4 @@
-"""Which steps fetch a part of their missed experts within the step, and a replay of such steps.
+"""Chooses the steps that fetch some of their missed experts within the step, and replays such steps.
 
 A fetch reads an expert's weights once, into the slot where it stays, where a promotion reads them a second time. But
 choice and copies take time in each layer, and only experts that layers miss in twos or more are fetched. So steps
@@ -23,9 +23,15 @@ AT_ONCE = 16  # experts of a layer, at most
 REPLAYED_SHARE = 0.27  # of a layer's missed experts; measured with 98 GB/s of RAM and 50 GB/s of PCIe
 
 
+def share_without_slot(movable: Mask, in_slots: Mask) -> float:
+    """Returns the share of a layer's experts that may move and have no slot: the mean over the layers with such
+    experts, of which there must be one. movable, in_slots: bool [layers, experts]."""
+    return float(np.mean((movable & ~in_slots)[np.any(movable, axis=1)]))
+
+
 def rows_that_fetch(top_k: int, in_ram: float, *, has_drafts: bool) -> range:
     """Returns the rows of steps that fetch, padded to a power of two as a GPU's steps are: three rows fetch where four
-    do. in_ram: share of a layer's experts that may move and have no slot. has_drafts: whether several rows may be of
+    do. in_ram: see `share_without_slot`. has_drafts: whether several rows may be of
     one text."""
     if not in_ram:
         return range(0)

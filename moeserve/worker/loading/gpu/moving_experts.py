@@ -20,7 +20,7 @@ from moeserve.models.loading.gpu_weights import GpuWeights
 from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.placement import Placement
-from moeserve.placement.expert_cache.fetching import AT_ONCE, rows_that_fetch
+from moeserve.placement.expert_cache.fetching import AT_ONCE, rows_that_fetch, share_without_slot
 from moeserve.placement.expert_cache.policy import DECAY, STEP_BYTES, UNSTREAMED_STEP_BYTES
 from moeserve.worker.engines.gpu.disk_promotions import DiskPromotions
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
@@ -80,8 +80,7 @@ class MovingExperts:
             disk = DiskPromotions(self.experts.disk, self.experts, self.maps.places)
         fetch = None
         if disk is None:
-            layers = np.any(movable, axis=1)
-            in_ram = float(np.mean((movable & ~self.maps.on_gpu)[layers]))
+            in_ram = share_without_slot(movable, self.maps.on_gpu)
             if rows := rows_that_fetch(model.shape.top_k, in_ram, has_drafts=has_drafts):
                 places = np.where(movable, self.maps.places, np.int32(-1))
                 fetch = moved.fetch(places, DECAY, rows, AT_ONCE)
