@@ -22,9 +22,9 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 if the model, or the rest of an interrupted download of it, is deleted; 1 if it is not
-    here, cannot be deleted or the user says no; 2 if NAME is not a valid name, or nobody can be asked and --yes is
-    missing."""
+    """Returns the exit code: 0 if the model, or the rest of its interrupted download, is deleted; 1 if it is not here
+    or cannot be deleted, or if the user says no; 2 if NAME is not a valid name, or if --yes is missing and there is no
+    terminal to ask on."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     name = parse_name(args.name)

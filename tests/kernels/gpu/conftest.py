@@ -12,8 +12,8 @@ from tests.kernels.triton_device import DEVICE
 
 @pytest.fixture(autouse=True)
 def many_rows_in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes as long for a program that multiplies one row of a float matrix as for one with 32, and a
-    small matrix has a program for each row, half of such a test's time. Each row's sum stays the same to the bit.
+    """Gives each program 32 rows of a float matrix. Small matrices have a program for each row, which took the
+    interpreter half of a test's time, because it needs as long for one row as for 32. The sums keep their bits.
     tests/kernels/quantization tests the tiles that a GPU takes."""
     if DEVICE == "cuda":
         return

@@ -136,7 +136,8 @@ def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
 
 
 def steps_of(missed: list[int], promoted: int = 0, *, fetches: bool = False) -> CacheUse:
-    """Steps with so many misses of each of four layers' eight experts, and promotions or fetches of 1 MB."""
+    """Returns the use of four layers by one step for each entry of `missed`: each layer uses eight experts, misses the
+    entry's number of them, and promotes or fetches `promoted` of 1 MB each."""
     steps = [StepUse(np.full(4, 8), np.full(4, n), np.full(4, promoted)) for n in missed]
     return CacheUse(steps, np.full(4, 1_000_000), fetches)
 
