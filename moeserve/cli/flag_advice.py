@@ -12,6 +12,7 @@ _STEP = "use --max-num-batched-tokens N, which limits the tokens of a step"
 _KV = "use --kv-cache-dtype q8_0, which stores keys and values in 8 bits"
 _BUDGET = "use --gpu-memory-budget GIB, an amount in GiB"
 _NUMA = "leave it out: --threads N sets the number of threads"
+_NODES = "use --numa-nodes; leave it out to divide weights and threads among the machine's NUMA nodes"
 _DEFERRAL = "it was removed: it changed the model's output and made nothing faster"
 _DRAFTS = (
     """use --speculative-config '{"method": "auto", "num_speculative_tokens": 3}', or --speculative-model"""
@@ -168,7 +169,7 @@ BY_SERVER: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "KTransformers": (
         ("use --model, one file or folder with all weights", "--kt-weight-path --gguf-path"),
         (_FROM_FILE, "--kt-method --optimize-config-path"),
-        (_NUMA, "--kt-threadpool-count --kt-numa-nodes"),
+        (_NODES, "--kt-threadpool-count --kt-numa-nodes"),
         ("leave it out: experts in GPU memory follow the text", "--kt-enable-dynamic-expert-update"),
         (_PLACED, "--kt-expert-placement-strategy"),
         (_DEFERRAL, "--kt-max-deferred-experts-per-token --max-deferred-experts-per-token"),

@@ -50,6 +50,7 @@ class Matrix:
     cols: int
     experts: int
     bytes: int
+    nodes: int  # NUMA nodes among which the panels are divided
     integer: bool
     ordered: bool
     address: int  # of the panels, or of the file's rows

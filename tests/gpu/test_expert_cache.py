@@ -85,7 +85,8 @@ def truth(model: Path, tokens: list[int]) -> list[TokenLogprob]:
 
 def runner_with(model: Path, **options: object) -> Runner:
     """Its steps of two rows fetch, and with drafts those of three."""
-    config = config_of(model, num_gpu_experts=SLOTS, gpu_prefill_token_threshold=1000, **options)
+    options = {"num_gpu_experts": SLOTS, "gpu_prefill_token_threshold": 1000} | options
+    config = config_of(model, **options)
     with pytest.MonkeyPatch.context() as patched:
         # Two experts a token are too few for the real bounds.
         patched.setattr(fetching, "LEAST_ROUTES", 2.0)
@@ -200,6 +201,25 @@ def test_steps_of_several_rows_fetch(model: Path, runner: Runner) -> None:
         steps += length
     print(f"FETCH {steps} steps: {worst:.4f} from the CPU, as a prompt {of_static:.4f}")
     assert worst < max(0.1, 2 * of_static)
+
+
+def test_experts_on_two_numa_nodes(model: Path) -> None:
+    """Whose halves lie apart: they are streamed for a prompt, fetched within steps, and promoted."""
+    runner = runner_with(model, numa_nodes=2, cpu_binding="none", gpu_prefill_token_threshold=8)
+    cache, driver = cache_of(runner), Driver(runner)
+    cpu, length = Driver(load_cpu_runner(config_of(model), lambda *_: None)), 4
+    assert isinstance(runner.engine, GpuEngine)
+    assert runner.engine.can_stream
+    prompt = PROMPT[:12]
+    assert distance(driver.score(0, prompt, 12), cpu.score(0, prompt, 12)) < 0.1
+    cache.policy = RandomPolicy(let_arrive(runner), np.ones((LAYERS, EXPERTS), np.bool_))
+    assert cache._fetch is not None
+    before = cache._fetch.totals[:, 1].sum().item()
+    for found in two_texts(driver, length, seed=1):
+        text = PROMPT[:2] + [entry.token_id for entry in found]
+        assert distance(found, cpu.score(0, text, 42)[1:-1]) < 0.1
+    assert cache._fetch.totals[:, 1].sum().item() > before
+    assert cache.totals.promotions > 0
 
 
 def test_drafts_raise_the_rows_from_which_steps_fetch(model: Path, runner: Runner) -> None:

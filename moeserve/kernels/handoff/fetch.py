@@ -17,9 +17,10 @@ from moeserve.kernels.handoff.triton import LEAST, MOST, ONE
 from moeserve.kernels.launch import kernel, next_power_of_2, row_stride
 
 MATRICES = 3  # of an expert
-GEOMETRY = 11  # int64 numbers of a matrix
+GEOMETRY = 9  # int64 numbers of a matrix, and
+OF_PIECE = 3  # of each of its pieces
 FIRST_SHARE = (LEAST.value + MOST.value) // 2  # in 1 / ONE
-_MATRICES, _GEOMETRY = tl.constexpr(MATRICES), tl.constexpr(GEOMETRY)
+_MATRICES, _GEOMETRY, _OF_PIECE = tl.constexpr(MATRICES), tl.constexpr(GEOMETRY), tl.constexpr(OF_PIECE)
 _NEVER = tl.constexpr(3.0e38)  # above every score
 _AT_ONCE = tl.constexpr(64)  # experts that each expert is compared with at a time
 
@@ -31,19 +32,21 @@ class FetchLayer:
     slots: Tensor  # int32 [E]: each expert's slot, -1: none. Written.
     places: Tensor  # int32 [E]: its place in RAM, -1: it must not be fetched or replaced
     scores: Tensor  # float32 [E]: recency with some frequency, as in the cache's policy. Written.
-    # int64 [3, 11], by matrix: address of the panels, and bytes of an expert's; address of the first expert's panels in
-    # the staging buffer; first row in `addresses`, and rows from one expert to the next; addresses of codes, scales and
-    # supers of slot 0, and their bytes per slot.
+    # int64 [3, 9 + 3 N], by matrix, whose panels are on N NUMA nodes: address of the first expert's panels in the
+    # staging buffer; first row in `addresses`, and rows from one expert to the next; addresses of codes, scales and
+    # supers of slot 0, and their bytes per slot; for each node, address of its panels, and their bytes of an expert and
+    # place among the expert's.
     geometry: Tensor
-    copies: Tensor  # int64 [1 + 3 C, 3]: see `copy_scattered`. Written.
+    copies: Tensor  # int64 [1 + 3 N C, 3]: see `copy_scattered`. Written.
     addresses: Tensor  # int64 [3 C, 4]: see `unpack_scattered`. Written.
     fetched: Tensor  # int32 [2]: experts fetched in this step, and since start-up. Written.
+    nodes: int = 1  # N
 
 
 @kernel
 def fetch_kernel(
     ids, local, slots, places, scores, geometry, copies, addresses, fetched, control, scratch,
-    EACH: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr,
+    EACH: tl.constexpr, NODES: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr,
     EXPERTS: tl.constexpr, ROOM: tl.constexpr, DECAY: tl.constexpr,
     R: tl.constexpr, K: tl.constexpr, E: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -51,8 +54,8 @@ def fetch_kernel(
     (-1: elsewhere), which are updated. FetchLayer declares slots to fetched. control int32 [2]: the share of the missed
     experts to fetch, in 1 / ONE, and the most in a layer. scratch int32 [4, EXPERTS].
 
-    EACH: bytes of an expert in the staging buffer, which has ROOM of them. R, K, E, C: powers of two of at least ROWS,
-    TOP_K, EXPERTS and ROOM."""
+    EACH: bytes of an expert in the staging buffer, which has ROOM of them. NODES: among which panels are divided.
+    R, K, E, C: powers of two of at least ROWS, TOP_K, EXPERTS and ROOM."""
     r, k, e = tl.arange(0, R)[:, None], tl.arange(0, K)[None, :], tl.arange(0, E)
     route, here = r * STRIDE + k, e < EXPERTS
     expert = tl.load(ids + route, (r < ROWS) & (k < TOP_K), -1)
@@ -97,20 +100,21 @@ def fetch_kernel(
     tl.debug_barrier()
     tl.store(local + route, tl.load(slots + expert, expert >= 0, -1), expert >= 0)
     i, rank = tl.arange(0, C), rank_in.to(tl.int64)
-    tl.store(copies, _MATRICES * count.to(tl.int64))
+    tl.store(copies, _MATRICES * NODES * count.to(tl.int64))
     for m in tl.static_range(_MATRICES):
-        g = geometry + m * _GEOMETRY
-        source, bytes_each = tl.load(g) + place.to(tl.int64) * tl.load(g + 1), tl.load(g + 1)
-        piece = tl.load(g + 2) + rank * EACH
-        copy = copies + 3 * (1 + _MATRICES * rank + m)
-        tl.store(copy, source, comes)
-        tl.store(copy + 1, piece, comes)
-        tl.store(copy + 2, bytes_each + tl.zeros([E], tl.int64), comes)
-        row, step = tl.load(g + 3), tl.load(g + 4)
+        g = geometry + m * (_GEOMETRY + _OF_PIECE * NODES)
+        staged = tl.load(g) + rank * EACH
+        for node in tl.static_range(NODES):
+            p = g + _GEOMETRY + _OF_PIECE * node
+            copy, bytes_each = copies + 3 * (1 + (_MATRICES * rank + m) * NODES + node), tl.load(p + 1)
+            tl.store(copy, tl.load(p) + place.to(tl.int64) * bytes_each, comes)
+            tl.store(copy + 1, staged + tl.load(p + 2), comes)
+            tl.store(copy + 2, bytes_each + tl.zeros([E], tl.int64), comes)
+        row, step = tl.load(g + 1), tl.load(g + 2)
         at = addresses + 4 * (row + rank * step)
-        tl.store(at, piece, comes)
+        tl.store(at, staged, comes)
         for plane in tl.static_range(3):
-            target = tl.load(g + 5 + plane) + taken.to(tl.int64) * tl.load(g + 8 + plane)
+            target = tl.load(g + 3 + plane) + taken.to(tl.int64) * tl.load(g + 6 + plane)
             tl.store(at + 1 + plane, target, comes)
         tl.store(addresses + 4 * (row + i * step), tl.zeros([C], tl.int64), (i >= count) & (i < ROOM))
     tl.store(fetched, count)
@@ -135,7 +139,7 @@ def choose_fetched(
     experts = len(layer.slots)
     fetch_kernel(
         (1,), ids, local, layer.slots, layer.places, layer.scores, layer.geometry, layer.copies, layer.addresses,
-        layer.fetched, control, scratch, each, rows, top_k, row_stride(ids, local), experts, room,
+        layer.fetched, control, scratch, each, layer.nodes, rows, top_k, row_stride(ids, local), experts, room,
         decay, next_power_of_2(rows), next_power_of_2(top_k), next_power_of_2(experts), next_power_of_2(room),
         num_warps=4 if experts <= 128 else 8,
     )  # fmt: skip

@@ -20,7 +20,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.handoff.fetch import FIRST_SHARE, GEOMETRY, MATRICES, FetchLayer, choose_fetched
+from moeserve.kernels.handoff.fetch import (
+    FIRST_SHARE,
+    GEOMETRY,
+    MATRICES,
+    OF_PIECE,
+    FetchLayer,
+    choose_fetched,
+)
 from moeserve.kernels.planes.copies import copy_scattered
 from moeserve.kernels.planes.panels_triton import unpack_scattered
 from moeserve.models.loading.promotion_tables import PLANES, Kind, SlotLayer
@@ -62,8 +69,9 @@ class ExpertFetch:
             self._addresses.append([])
             if layer is None or panels is None:
                 continue
-            copies, addresses = self._tables(device)
-            first, geometry = 0, np.zeros((MATRICES, GEOMETRY), np.int64)
+            nodes = len(layer.pieces[0])
+            copies, addresses = self._tables(device, nodes)
+            first, geometry = 0, np.zeros((MATRICES, GEOMETRY + OF_PIECE * nodes), np.int64)
             for kind in sorted(set(layer.kinds)):
                 step, table = layer.kinds.count(kind), addresses[first:]
                 of_kind = [m for m in range(MATRICES) if layer.kinds[m] == kind]
@@ -75,7 +83,7 @@ class ExpertFetch:
             numbers[: geometry.size] = torch.from_numpy(geometry).flatten()
             self._layers[index] = FetchLayer(
                 slot_map[index], movable[index], self._scores[index], numbers.to(device), copies, addresses,
-                self._fetched[index, :2],
+                self._fetched[index, :2], nodes,
             )  # fmt: skip
 
     def takes(self, rows: int) -> bool:
@@ -126,10 +134,10 @@ class ExpertFetch:
         assert found is not None
         return found
 
-    def _tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns int64 [1 + 3 n, 3] and [3 n, 4], zeros, aligned to 16 bytes."""
+    def _tables(self, device: torch.device, nodes: int) -> tuple[Tensor, Tensor]:
+        """Returns int64 [1 + 3 nodes n, 3] and [3 n, 4], zeros, aligned to 16 bytes."""
         room = MATRICES * len(self._staging)
-        size = 3 * (1 + room)
+        size = 3 * (1 + room * nodes)
         copies = torch.zeros(size + size % 2, dtype=torch.int64, device=device)[:size].view(-1, 3)
         return copies, torch.zeros(room, 4, dtype=torch.int64, device=device)
 
@@ -138,7 +146,8 @@ class ExpertFetch:
         tensors = (planes.codes, planes.scales, planes.supers)
         assert len(tensors) == PLANES
         return [
-            panels.data_ptr(), layer.each[m], self._staging.data_ptr() + layer.offsets[m], row, step,
+            self._staging.data_ptr() + layer.offsets[m], row, step,
             *(tensor.data_ptr() if tensor.numel() else 0 for tensor in tensors),
             *(tensor.nbytes // planes.experts for tensor in tensors),
+            *(n for piece in layer.pieces[m] for n in (panels.data_ptr() + piece.start, piece.each, piece.offset)),
         ]  # fmt: skip

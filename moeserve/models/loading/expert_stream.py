@@ -25,6 +25,7 @@ from moeserve.kernels.planes.books import codebook_on
 from moeserve.kernels.planes.panels_triton import unpack_panels
 from moeserve.models.loading.expert_maps import RAM, ExpertMaps
 from moeserve.models.loading.gpu_weights import GpuExperts
+from moeserve.models.loading.node_pieces import NodePiece, PieceUnpacker, pieces_of
 from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.quantization import QUANT_TYPES
 
@@ -116,8 +117,7 @@ class ExpertStream:
         assert buffers is not None
         if self._is_gpu:
             torch.cuda.current_stream().wait_event(self._copied[buffer])
-        for source, planes in zip(buffers.panels[buffer], buffers.planes, strict=True):
-            unpack_panels(source, planes, self._counts[layer])
+        buffers.unpack(buffer, self._counts[layer])
         if self._is_gpu:
             self._repacked[buffer].record()
         self._launch_copy()
@@ -174,23 +174,26 @@ class ExpertStream:
             return
         buffers = self._buffers[layer]
         assert buffers is not None
-        for source, target, each in zip(
-            self._panels.of(layer), buffers.panels[buffer], buffers.bytes_of_one, strict=True
+        for source, target, pieces in zip(
+            self._panels.of(layer), buffers.panels[buffer], buffers.pieces, strict=True
         ):
-            at = 0
-            for first, count in self._runs[layer]:
-                piece = source[first * each : (first + count) * each]
-                target[at : at + len(piece)].copy_(piece, non_blocking=True)
-                at += len(piece)
+            for piece in pieces:
+                own, at = source[piece.start :], buffers.experts * piece.offset
+                for first, count in self._runs[layer]:
+                    run = own[first * piece.each : (first + count) * piece.each]
+                    target[at : at + len(run)].copy_(run, non_blocking=True)
+                    at += len(run)
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """A layer's matrices within the buffers that all layers share."""
+    """A layer's matrices within the buffers that all layers share. Panels lie there node by node, as in RAM."""
 
+    experts: int  # that fit
     panels: list[list[Tensor]]  # for each of the two buffers, the bytes of each matrix
     planes: list[Planes]
-    bytes_of_one: list[int]  # bytes of one expert in each matrix's panels
+    pieces: list[list[NodePiece]]  # of each matrix
+    unpackers: list[list[PieceUnpacker]]  # for each of the two buffers; empty with one NUMA node
 
     @classmethod
     def within(cls, raw: list[Tensor], planes: Tensor, matrices: Sequence[Matrix], experts: int) -> _Buffers:
@@ -207,7 +210,25 @@ class _Buffers:
             repacked.append(_planes_in(planes[used:], matrix, experts))
             at += _aligned(experts * one)
             used += _planes_bytes(matrix, experts)
-        return cls(panels, repacked, each)
+        pieces = [pieces_of(matrix) for matrix in matrices]
+        unpackers = [
+            [
+                PieceUnpacker(memory[experts * piece.offset :], stack, piece)
+                for memory, stack, of in zip(found, repacked, pieces, strict=True)
+                for piece in of
+                if len(of) > 1
+            ]
+            for found in panels
+        ]
+        return cls(experts, panels, repacked, pieces, unpackers)
+
+    def unpack(self, buffer: int, experts: int) -> None:
+        """Launches the unpacking of the first `experts` experts that one of the two buffers holds."""
+        for unpacker in self.unpackers[buffer]:
+            unpacker.launch(experts)
+        if not self.unpackers[buffer]:
+            for source, planes in zip(self.panels[buffer], self.planes, strict=True):
+                unpack_panels(source, planes, experts)
 
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:

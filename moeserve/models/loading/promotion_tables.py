@@ -18,6 +18,7 @@ from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import Matrix
 from moeserve.kernels.handoff import CpuExperts
 from moeserve.models.loading.gpu_weights import GpuExperts
+from moeserve.models.loading.node_pieces import pieces_of
 from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.quantization import QUANT_TYPES
 
@@ -38,6 +39,7 @@ class SlotLayer:
         self.planes = (slots.gate, slots.up, slots.down)
         self.kinds = [_kind_of(matrix) for matrix in experts.matrices]
         self.each = [matrix.bytes // matrix.experts for matrix in experts.matrices]
+        self.pieces = [pieces_of(matrix) for matrix in experts.matrices]
         aligned = [-(-each // ALIGNMENT) * ALIGNMENT for each in self.each]
         # offsets of the matrices in the staging buffer
         self.offsets = [0, aligned[0], aligned[0] + aligned[1]]
@@ -66,7 +68,7 @@ class SlotLayer:
 class Group(NamedTuple):
     """The part of the tables that belongs to one group of a batch, as int64 views."""
 
-    copies: Tensor  # [1 + fillings * 3, 3]: see copy_scattered
+    copies: Tensor  # [1 + fillings * 3 * NUMA nodes, 3]: see copy_scattered
     addresses: list[Tensor]  # for each kind, [its matrices, 4]: see unpack_scattered
     entries: Tensor  # [1 + fillings, 2]: see store_scattered
 
@@ -91,7 +93,8 @@ class PromotionTables:
         of_group = -(-most // groups)
         # For each group: room per kind. The kinds' matrices follow one another.
         self._rows = [max(layer.kinds.count(kind) for layer in some) * of_group for kind in self.kinds]
-        copies = 3 * (1 + MATRICES * of_group)
+        pieces = MATRICES * len(some[0].pieces[0])  # of an expert
+        copies = 3 * (1 + pieces * of_group)
         self._addresses = copies + copies % 2  # all parts are padded to multiples of 16 bytes
         self._kind_starts = self._addresses + 4 * np.cumsum([0, *self._rows])
         self._entries = int(self._kind_starts[-1])
@@ -99,8 +102,9 @@ class PromotionTables:
         self._on_host = torch.zeros(groups, size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._on_device = torch.zeros(groups, size, dtype=torch.int64, device=device)
         self.groups = [self._views(row, copies) for row in self._on_device]
-        shape = (len(layers), MATRICES)
-        self._source, self._each, self._offset, self._kind = (np.zeros(shape, np.int64) for _ in range(4))
+        # By matrix and NUMA node.
+        self._source, self._each, self._offset = (np.zeros((len(layers), pieces), np.int64) for _ in range(3))
+        self._kind = np.zeros((len(layers), MATRICES), np.int64)
         # For codes, scales and supers: address, and bytes per expert.
         self._target, self._target_each = (
             np.zeros((len(layers), MATRICES * PLANES), np.int64) for _ in range(2)
@@ -145,8 +149,12 @@ class PromotionTables:
         return Group(row[:copies].view(-1, 3), addresses, row[self._entries :].view(-1, 2))
 
     def _add(self, index: int, layer: SlotLayer, panels: PinnedPanels) -> None:
-        self._source[index] = [matrix.data_ptr() for matrix in panels_of(panels, index)]
-        self._each[index], self._offset[index] = layer.each, layer.offsets
+        pieces = [
+            (matrix.data_ptr() + piece.start, piece.each, offset + piece.offset)
+            for matrix, offset, of in zip(panels_of(panels, index), layer.offsets, layer.pieces, strict=True)
+            for piece in of
+        ]
+        self._source[index], self._each[index], self._offset[index] = zip(*pieces, strict=True)
         self._kind[index] = [self.kinds.index(kind) for kind in layer.kinds]
         for i, planes in enumerate(layer.planes):
             tensors = (planes.codes, planes.scales, planes.supers)

@@ -12,6 +12,7 @@ from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
 from moeserve.kernels.planes import Planes, dequantize, empty_planes
 from moeserve.kernels.planes.from_panels import panels_to_planes
+from moeserve.kernels.stream_operands import ThreadPlacement
 from moeserve.models.loading.expert_maps import ExpertMaps
 from moeserve.models.loading.expert_slots import ExpertSlots
 from moeserve.models.loading.gpu_weights import GpuAttention, GpuExperts, GpuLayer, GpuMoe, GpuWeights
@@ -31,26 +32,34 @@ FLOATS, Q8 = (Type.F32, Type.BF16, Type.F32), (Type.Q8_0, Type.Q8_0, Type.F16)
 class World:
     """Two layers with slots, and between them one whose experts are all in RAM."""
 
-    def __init__(self, kinds: tuple[Type, Type, Type]) -> None:
-        self.device, self.stream = torch.device(DEVICE), CpuStream(1)
+    def __init__(self, kinds: tuple[Type, Type, Type], nodes: int = 1) -> None:
+        """nodes: NUMA nodes among which panels in RAM are divided. Gate and up have one panel, down has two."""
+        self.device = torch.device(DEVICE)
+        self.stream = CpuStream([ThreadPlacement(node) for node in range(nodes)])
+        one_node = CpuStream(1)
         shapes = ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
         none = torch.zeros(0)
         ram: list[CpuExperts | None] = []
         layers: list[GpuLayer] = []
         self.values = []
+        self.in_ram: list[list[Matrix]] = []  # the same experts, packed for one node
         for layer in range(3):
             ids = [e for e in (3, 0, 4, 1, 2, 5) if layer != 2 or e != PINNED]
             weights = [
                 random_weights(kind, EXPERTS, *shape, seed=10 * layer + i)
                 for i, (kind, shape) in enumerate(zip(kinds, shapes, strict=True))
             ]
-            whole = [w.pack(self.stream) for w in weights]
+            whole = [w.pack(one_node) for w in weights]
             self.values.append([w.values() for w in weights])
             rows = [np.ascontiguousarray(w.rows) for w in weights]
-            matrices = [
-                self.stream.pack(np.ascontiguousarray(r[ids]), int(kind), (len(ids), *shape))
-                for r, kind, shape in zip(rows, kinds, shapes, strict=True)
-            ]
+            matrices, of_one_node = (
+                [
+                    stream.pack(np.ascontiguousarray(r[ids]), int(kind), (len(ids), *shape))
+                    for r, kind, shape in zip(rows, kinds, shapes, strict=True)
+                ]
+                for stream in (self.stream, one_node)
+            )
+            self.in_ram.append(of_one_node)
             ram.append(CpuExperts(*matrices, expert_map_of(ids, EXPERTS, self.device)))
             slots = [0, 1] if layer == 0 else [1, PINNED] if layer == 2 else []
             experts = GpuExperts(*(self._stack(m, slots) for m in whole)) if slots else None
@@ -96,7 +105,7 @@ class World:
                         assert layer.moe.experts is not None
                         assert torch.equal(dequantize(getattr(layer.moe.experts, name), slot).cpu(), values)
                     else:
-                        matrix = in_ram.matrices[m]
+                        matrix = self.in_ram[index][m]
                         there = empty_planes(
                             QUANT_TYPES[matrix.type], (matrix.experts, matrix.rows, matrix.cols), "cpu"
                         )

@@ -47,10 +47,12 @@ def routes(rng: np.random.Generator, rows: int) -> torch.Tensor:
     return ints(ids)[:, :TOP_K]
 
 
-@pytest.mark.parametrize(("rows", "share"), [(2, MOST.value), (3, FIRST_SHARE)])
-def test_the_choice_and_what_it_leaves(rows: int, share: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "share", "nodes"), [(2, MOST.value, 1), (3, FIRST_SHARE, 1), (2, MOST.value, 2)]
+)
+def test_the_choice_and_what_it_leaves(rows: int, share: int, nodes: int) -> None:
     """Each route has the slot of its expert or none, the experts with the highest scores come, and slots are whole."""
-    world, rng = World(KINDS), np.random.default_rng(rows)
+    world, rng = World(KINDS, nodes), np.random.default_rng(rows)
     world.movable[0, IN_RAM] = False
     fetch, slot_map = fetch_of(world), world.maps.slots
     fetch.balance(0)[0][0] = share

@@ -16,13 +16,13 @@ from tests.support.worker.random_promotions import RandomPolicy
 
 
 @pytest.mark.parametrize(
-    ("kinds", "steps"),
-    [pytest.param(FLOATS, 40, marks=pytest.mark.slow), (Q8, 3)],
-    ids=["floats", "quantised"],
+    ("kinds", "steps", "nodes"),
+    [pytest.param(FLOATS, 40, 1, marks=pytest.mark.slow), (Q8, 3, 1), (FLOATS, 3, 2), (Q8, 3, 3)],
+    ids=["floats", "quantised", "floats on two nodes", "quantised on three"],
 )
-def test_random_promotions_in_every_step(kinds: tuple[Type, Type, Type], steps: int) -> None:
+def test_random_promotions_in_every_step(kinds: tuple[Type, Type, Type], steps: int, nodes: int) -> None:
     """Whatever moves, a step finds whole experts: before its copies are launched, and behind them."""
-    world = World(kinds)
+    world = World(kinds, nodes)
     world.check()
     cache = world.cache()
     cache.policy = RandomPolicy(world.maps.on_gpu, world.movable)

@@ -14,24 +14,30 @@ from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.planes import dequantize, empty_planes, repack
 from moeserve.kernels.planes.from_panels import panels_to_planes
+from moeserve.kernels.stream_operands import ThreadPlacement
 from moeserve.models.loading.expert_stream import ExpertStream
+from moeserve.models.loading.node_pieces import PieceUnpacker, pieces_of
 from moeserve.models.loading.pinned_panels import PinnedPanels, panel_bytes
 from moeserve.models.loading.ram_experts import load_ram_experts
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement.placement import LayerPlacement, Placement
+from moeserve.quantization import QUANT_TYPES
 from moeserve.worker.loading.gpu.ram_expert_order import ram_expert_order
 from tests.conftest import TINY_MODEL
 from tests.kernels.experts.handoff_world import EXPERTS, HERE, Q8, Layer
+from tests.kernels.weights import random_weights
 
 FLOATS = (Type.BF16, Type.BF16, Type.F32)  # which the interpreter has soon unpacked
 
 
 @pytest.mark.slow
-def test_each_expert_is_streamed_or_left() -> None:
-    """Steps of other counts one after another. Layer 1 has no experts in RAM."""
-    stream = CpuStream(1)
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_each_expert_is_streamed_or_left(nodes: int) -> None:
+    """Steps of other counts one after another. Layer 1 has no experts in RAM. On four NUMA nodes the first of them has
+    no panel of `down`."""
+    stream = CpuStream([ThreadPlacement(node) for node in range(nodes)])
     layers = [
         Layer.random(stream, Q8, 0),
         None,
@@ -55,6 +61,23 @@ def test_each_expert_is_streamed_or_left() -> None:
                 for e in range(count):
                     assert torch.equal(dequantize(planes, e).cpu(), weights.values()[e])
             assert experts.expert_map(index).tolist() == [p if p < count else -1 for p in place]
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q6_K, Type.IQ2_XXS, Type.TQ1_0])
+def test_one_node_after_another(kind: Type) -> None:
+    """Each node's rows of the first two experts of three, in types with scales of scales and with codebooks."""
+    weights = random_weights(kind, 3, 96, 256)
+    matrix = weights.pack(CpuStream([ThreadPlacement(0), ThreadPlacement(1)]))
+    panels = panel_bytes(matrix).clone().to(DEVICE)
+    planes = empty_planes(QUANT_TYPES[kind], (3, 96, 256), DEVICE)
+    pieces = pieces_of(matrix)
+    assert [(piece.first_row, piece.rows) for piece in pieces] == [(0, 32), (32, 64)]
+    third = planes.codes[2].clone()
+    for piece in pieces:
+        PieceUnpacker(panels[piece.start :], planes, piece).launch(2)
+    for expert in range(2):
+        assert torch.equal(dequantize(planes, expert).cpu(), weights.values()[expert])
+    assert torch.equal(planes.codes[2], third)
 
 
 def test_the_hottest_lie_first(tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ from moeserve.kernels import _C
 
 LAYERS, EXPERTS, GROUPS, MOST, KINDS = 5, 16, 4, 10, 2
 OF_GROUP = 3  # the tenth of ten in four groups has a third place
-COPIES, ROWS = 3 * (1 + 3 * OF_GROUP), (2 * OF_GROUP, 3 * OF_GROUP)
+ROWS = (2 * OF_GROUP, 3 * OF_GROUP)
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, nodes: int) -> None:
         rng = np.random.default_rng(0)
-        self.source, self.each, self.offset = rng.integers(1, 1 << 40, (3, LAYERS, 3))
+        self.nodes, self.copies = nodes, 3 * (1 + 3 * nodes * OF_GROUP)
+        self.source, self.each, self.offset = rng.integers(1, 1 << 40, (3, LAYERS, 3 * nodes))
         self.kind = np.array([[0, 0, 1], [1, 0, 1], [0, 1, 1], [0, 0, 1], [1, 1, 1]])
         self.target, self.target_each = rng.integers(1, 1 << 40, (2, LAYERS, 9))
-        starts = np.cumsum([COPIES, *(4 * rows for rows in ROWS)]).tolist()
+        starts = np.cumsum([self.copies, *(4 * rows for rows in ROWS)]).tolist()
         self.host = np.full((GROUPS, starts[-1] + 2 * (1 + OF_GROUP)), 7, np.int64)
         self.starts = starts
         self.tables = _C.PromotionTables(
@@ -30,20 +31,24 @@ class World:
     def check(self, batch: np.ndarray) -> None:
         at = 0
         for row in self.host:
-            copies = row[:COPIES].reshape(-1, 3)
+            copies = row[: self.copies].reshape(-1, 3)
             entries = row[self.starts[-1] :].reshape(-1, 2)
             count = int(entries[0, 0])
-            assert copies[0, 0] == 3 * count
+            assert copies[0, 0] == 3 * self.nodes * count
             addresses = [
                 row[a : a + 4 * rows].reshape(-1, 4) for a, rows in zip(self.starts, ROWS, strict=False)
             ]
             seen = [0] * KINDS
             for i, (layer, expert, place, slot) in enumerate(batch[at : at + count]):
                 assert entries[1 + i].tolist() == [layer * EXPERTS + expert, slot]
+                staging = (1 << 20) + 4096 * (at + i)
+                for piece in range(3 * self.nodes):
+                    source = self.source[layer, piece] + place * self.each[layer, piece]
+                    target = staging + self.offset[layer, piece]
+                    found = copies[1 + 3 * self.nodes * i + piece].tolist()
+                    assert found == [source, target, self.each[layer, piece]]
                 for m in range(3):
-                    staged = (1 << 20) + 4096 * (at + i) + self.offset[layer, m]
-                    source = self.source[layer, m] + place * self.each[layer, m]
-                    assert copies[1 + 3 * i + m].tolist() == [source, staged, self.each[layer, m]]
+                    staged = staging + self.offset[layer, self.nodes * m]
                     kind = self.kind[layer, m]
                     planes = slice(3 * m, 3 * m + 3)
                     targets = self.target[layer, planes] + slot * self.target_each[layer, planes]
@@ -61,8 +66,9 @@ def batch_of(count: int, seed: int = 0) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def test_every_filling_is_told_once() -> None:
-    world = World()
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_every_filling_is_told_once(nodes: int) -> None:
+    world = World(nodes)
     for count in (MOST, 1, 3, 7, 0, 4):
         batch = batch_of(count, seed=count)
         world.tables.write(batch)
@@ -70,7 +76,7 @@ def test_every_filling_is_told_once() -> None:
 
 
 def test_numbers_are_checked() -> None:
-    world = World()
+    world = World(1)
     for column, value in ((0, LAYERS), (0, -1), (1, EXPERTS), (2, -1), (3, -1)):
         batch = batch_of(2)
         batch[1, column] = value

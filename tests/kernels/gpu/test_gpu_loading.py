@@ -53,11 +53,18 @@ def placed(header: Path, rules: str) -> Placement:
 
 
 @pytest.mark.parametrize("rules", [STREAMED, IN_RAM], ids=["a rule asks for it", "nobody asks for it"])
-def test_experts_that_cannot_be_streamed(header: Path, rules: str, caplog: pytest.LogCaptureFixture) -> None:
-    """On two NUMA nodes they are not; what a rule says must hold all the same."""
+def test_experts_that_cannot_be_streamed(
+    header: Path, rules: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory cannot be pinned; what a rule says must hold all the same."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("error 2")
+
+    monkeypatch.setattr("moeserve.worker.loading.gpu.moving_experts.PinnedPanels", refused)
     placement = placed(header, rules)
     assert placement.stream_bytes > 0
-    config = small_config(header, threads=2, numa_nodes=2, cpu_binding="none")
+    config = small_config(header)
     device = torch.device(DEVICE)
     experts = load_ram_experts(
         open_stream(config),
@@ -69,13 +76,13 @@ def test_experts_that_cannot_be_streamed(header: Path, rules: str, caplog: pytes
     )
     if rules == STREAMED:
         with pytest.raises(
-            ConfigError, match=r"rule 1 \(match: 'exps'.*prefill: cuda\) is impossible.*NUMA nodes"
+            ConfigError, match=r"rule 1 \(match: 'exps'.*prefill: cuda\) is impossible.*pinned \(error 2\)"
         ):
             pinned_panels(experts, placement, device)
         return
     with caplog.at_level(logging.WARNING):
         assert pinned_panels(experts, placement, device) is None
-    assert "several NUMA nodes" in caplog.text
+    assert "pinned (error 2)" in caplog.text
 
 
 def test_unpacked_experts(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:

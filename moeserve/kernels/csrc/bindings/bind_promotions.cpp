@@ -90,7 +90,8 @@ class BoundTables {
         tables_(host_.data(), static_cast<int64_t>(host.shape(0)), static_cast<int64_t>(host.shape(1)),
                 std::move(kind_starts),
                 {source.data(), each.data(), offset.data(), kind.data(), target.data(), target_each.data(),
-                 staging, staging_bytes, experts}) {}
+                 static_cast<int64_t>(source.shape(1)) / PromotionTables::kMatrices, staging, staging_bytes,
+                 experts}) {}
 
   void write(const Numbers& batch) {
     const Filling* rows = fillings(batch, layers_, experts_);

@@ -78,6 +78,7 @@ void bind_engine(nb::module_& m) {
       .def_ro("cols", &Matrix::cols)
       .def_ro("experts", &Matrix::experts)
       .def_ro("bytes", &Matrix::bytes)
+      .def_ro("nodes", &Matrix::nodes)
       .def_prop_ro("integer", &Matrix::integer)
       .def_prop_ro("ordered", [](const Matrix& m) { return m.order != nullptr; })
       .def("set_order", &set_order, "order"_a, nb::keep_alive<1, 2>())

@@ -100,28 +100,25 @@ def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:
 
 def pinned_panels(experts: RamExperts, placement: Placement, device: torch.device) -> PinnedPanels | None:
     """Returns the experts in RAM as pinned memory, from which a GPU can copy in the background. Returns None if experts
-    are neither streamed nor cached. If the memory cannot be pinned, or lies on several NUMA nodes, logs a warning and
-    returns None, or raises ConfigError if a placement rule requires streaming."""
+    are neither streamed nor cached. If the memory cannot be pinned, logs a warning and returns None, or raises
+    ConfigError if a placement rule requires streaming."""
     if not placement.stream_bytes and not placement.has_cache:
-        return None
-    if experts.stream.nodes > 1:
-        _cannot_move(placement, "they lie on several NUMA nodes", "say --numa-nodes 1")
         return None
     try:
         return PinnedPanels(experts.layers, device)
     except RuntimeError as error:
         with suppress(RuntimeError):  # CUDA reports the error again at the next launch
             torch.zeros(1, device=device)
-        _cannot_move(placement, f"their memory cannot be pinned ({error})", "free some RAM")
+        _cannot_move(placement, f"their memory cannot be pinned ({error})")
         return None
 
 
-def _cannot_move(placement: Placement, obstacle: str, remedy: str) -> None:
+def _cannot_move(placement: Placement, obstacle: str) -> None:
     """Logs that experts cannot move. Raises ConfigError if a placement rule requires streaming."""
     if placement.streaming_rule is not None:
         raise ConfigError(
             f"--placement-rules: {placement.streaming_rule} is impossible: experts are not streamed to the GPU, "
-            f"because {obstacle}; leave `prefill` out, or {remedy}"
+            f"because {obstacle}; leave `prefill` out, or free some RAM"
         )
     log.warning(
         "experts in RAM stay there: there is no expert cache, and the CPU computes them for prompts too: %s",
