@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
-from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.expert_cache.fetching import replay_fetches, rows_that_fetch, share_without_slot
@@ -107,12 +106,10 @@ def forecast_cache(
     return _forecast(model, streams, trace_file, expert_bytes, replay, fetching)
 
 
-def can_fetch(source: ModelSource, sizes: ModelSizes, placement: Placement) -> bool:
-    """Returns whether the experts that move are quantised and have no biases; such experts are fetched within steps."""
-    moving = [of for of, layer in zip(sizes.layers, placement.layers, strict=True) if layer.is_cached]
-    names = [name for of in moving for name in of.expert_tensors]
-    has_biases = any(name.replace(".weight", ".bias") in source.tensors for name in names)
-    return not has_biases and all(of.unpacked for of in moving)
+def can_fetch(sizes: ModelSizes, placement: Placement) -> bool:
+    """Returns whether the experts that move are quantised; such experts are fetched within steps."""
+    layers = zip(sizes.layers, placement.layers, strict=True)
+    return all(of.unpacked for of, layer in layers if layer.is_cached)
 
 
 def forecast_disk(

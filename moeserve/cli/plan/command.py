@@ -121,7 +121,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     on_disk = fit.disk
     cache = None
     if on_disk is None or placement.has_cache:
-        fetches, drafts = on_disk is None and can_fetch(gguf, sizes, placement), num_drafts(config) > 0
+        fetches, drafts = on_disk is None and can_fetch(sizes, placement), num_drafts(config) > 0
         cache = forecast_cache(model, sizes, placement, streams, args.routing_trace, fetches, drafts)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates, cache)
     from_disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9

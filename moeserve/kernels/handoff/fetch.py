@@ -35,18 +35,21 @@ class FetchLayer:
     # int64 [3, 9 + 3 N], by matrix, whose panels are on N NUMA nodes: address of the first expert's panels in the
     # staging buffer; first row in `addresses`, and rows from one expert to the next; addresses of codes, scales and
     # supers of slot 0, and their bytes per slot; for each node, address of its panels, and their bytes of an expert and
-    # place among the expert's.
+    # place among the expert's. Behind them, for each of B biases of an expert: addresses of expert 0's and of slot 0's,
+    # and the bytes of one.
     geometry: Tensor
-    copies: Tensor  # int64 [1 + 3 N C, 3]: see `copy_scattered`. Written.
+    copies: Tensor  # int64 [1 + (3 N + B) C, 3]: see `copy_scattered`. Written.
     addresses: Tensor  # int64 [3 C, 4]: see `unpack_scattered`. Written.
     fetched: Tensor  # int32 [2]: experts fetched in this step, and since start-up. Written.
     nodes: int = 1  # N
+    biases: int = 0  # B
 
 
 @kernel
 def fetch_kernel(
     ids, local, slots, places, scores, geometry, copies, addresses, fetched, control, scratch,
-    EACH: tl.constexpr, NODES: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr,
+    EACH: tl.constexpr, NODES: tl.constexpr, BIASES: tl.constexpr,
+    ROWS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr,
     EXPERTS: tl.constexpr, ROOM: tl.constexpr, DECAY: tl.constexpr,
     R: tl.constexpr, K: tl.constexpr, E: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +58,7 @@ def fetch_kernel(
     experts to fetch, in 1 / ONE, and the most in a layer. scratch int32 [4, EXPERTS].
 
     EACH: bytes of an expert in the staging buffer, which has ROOM of them. NODES: among which panels are divided.
-    R, K, E, C: powers of two of at least ROWS, TOP_K, EXPERTS and ROOM."""
+    BIASES of an expert. R, K, E, C: powers of two of at least ROWS, TOP_K, EXPERTS and ROOM."""
     r, k, e = tl.arange(0, R)[:, None], tl.arange(0, K)[None, :], tl.arange(0, E)
     route, here = r * STRIDE + k, e < EXPERTS
     expert = tl.load(ids + route, (r < ROWS) & (k < TOP_K), -1)
@@ -100,13 +103,15 @@ def fetch_kernel(
     tl.debug_barrier()
     tl.store(local + route, tl.load(slots + expert, expert >= 0, -1), expert >= 0)
     i, rank = tl.arange(0, C), rank_in.to(tl.int64)
-    tl.store(copies, _MATRICES * NODES * count.to(tl.int64))
+    COPIES: tl.constexpr = _MATRICES * NODES + BIASES  # of an expert
+    OF_MATRIX: tl.constexpr = _GEOMETRY + _OF_PIECE * NODES
+    tl.store(copies, COPIES * count.to(tl.int64))
     for m in tl.static_range(_MATRICES):
-        g = geometry + m * (_GEOMETRY + _OF_PIECE * NODES)
+        g = geometry + m * OF_MATRIX
         staged = tl.load(g) + rank * EACH
         for node in tl.static_range(NODES):
             p = g + _GEOMETRY + _OF_PIECE * node
-            copy, bytes_each = copies + 3 * (1 + (_MATRICES * rank + m) * NODES + node), tl.load(p + 1)
+            copy, bytes_each = copies + 3 * (1 + COPIES * rank + m * NODES + node), tl.load(p + 1)
             tl.store(copy, tl.load(p) + place.to(tl.int64) * bytes_each, comes)
             tl.store(copy + 1, staged + tl.load(p + 2), comes)
             tl.store(copy + 2, bytes_each + tl.zeros([E], tl.int64), comes)
@@ -117,6 +122,12 @@ def fetch_kernel(
             target = tl.load(g + 3 + plane) + taken.to(tl.int64) * tl.load(g + 6 + plane)
             tl.store(at + 1 + plane, target, comes)
         tl.store(addresses + 4 * (row + i * step), tl.zeros([C], tl.int64), (i >= count) & (i < ROOM))
+    for bias in tl.static_range(BIASES):
+        g = geometry + _MATRICES * OF_MATRIX + 3 * bias
+        copy, bytes_each = copies + 3 * (1 + COPIES * rank + _MATRICES * NODES + bias), tl.load(g + 2)
+        tl.store(copy, tl.load(g) + e.to(tl.int64) * bytes_each, comes)
+        tl.store(copy + 1, tl.load(g + 1) + taken.to(tl.int64) * bytes_each, comes)
+        tl.store(copy + 2, bytes_each + tl.zeros([E], tl.int64), comes)
     tl.store(fetched, count)
     tl.store(fetched + 1, tl.load(fetched + 1) + count)
 
@@ -139,7 +150,8 @@ def choose_fetched(
     experts = len(layer.slots)
     fetch_kernel(
         (1,), ids, local, layer.slots, layer.places, layer.scores, layer.geometry, layer.copies, layer.addresses,
-        layer.fetched, control, scratch, each, layer.nodes, rows, top_k, row_stride(ids, local), experts, room,
+        layer.fetched, control, scratch, each, layer.nodes, layer.biases,
+        rows, top_k, row_stride(ids, local), experts, room,
         decay, next_power_of_2(rows), next_power_of_2(top_k), next_power_of_2(experts), next_power_of_2(room),
         num_warps=4 if experts <= 128 else 8,
     )  # fmt: skip

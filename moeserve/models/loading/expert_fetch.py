@@ -49,7 +49,7 @@ class ExpertFetch:
         decay: float,
         rows: range,
     ) -> None:
-        """layers: None for a layer whose experts do not move; all matrices are quantised, without biases. sources: by
+        """layers: None for a layer whose experts do not move; all matrices are quantised. sources: by
         layer, the panels of gate, up and down. slot_map: int32 [layers, experts] on the device. places: int32 [layers,
         experts]: an expert's place in RAM; -1: it must not move. staging: uint8 [experts, bytes] on the device; as many
         are fetched at once. rows: of steps that fetch."""
@@ -70,7 +70,7 @@ class ExpertFetch:
             if layer is None or panels is None:
                 continue
             nodes = len(layer.pieces[0])
-            copies, addresses = self._tables(device, nodes)
+            copies, addresses = self._tables(device, MATRICES * nodes + len(layer.biases))
             first, geometry = 0, np.zeros((MATRICES, GEOMETRY + OF_PIECE * nodes), np.int64)
             for kind in sorted(set(layer.kinds)):
                 step, table = layer.kinds.count(kind), addresses[first:]
@@ -79,11 +79,11 @@ class ExpertFetch:
                     geometry[m] = self._geometry(layer, panels[m], m, first + rank, step)
                 self._addresses[index].append((kind, table[: step * len(self._staging)]))
                 first += step * len(self._staging)
-            numbers = torch.zeros(geometry.size + geometry.size % 2, dtype=torch.int64)
-            numbers[: geometry.size] = torch.from_numpy(geometry).flatten()
+            flat = [*geometry.flatten().tolist(), *(n for bias in layer.bias_copies for n in bias)]
+            numbers = torch.tensor([*flat, *[0] * (len(flat) % 2)], dtype=torch.int64)
             self._layers[index] = FetchLayer(
                 slot_map[index], movable[index], self._scores[index], numbers.to(device), copies, addresses,
-                self._fetched[index, :2], nodes,
+                self._fetched[index, :2], nodes, len(layer.biases),
             )  # fmt: skip
 
     def takes(self, rows: int) -> bool:
@@ -134,10 +134,11 @@ class ExpertFetch:
         assert found is not None
         return found
 
-    def _tables(self, device: torch.device, nodes: int) -> tuple[Tensor, Tensor]:
-        """Returns int64 [1 + 3 nodes n, 3] and [3 n, 4], zeros, aligned to 16 bytes."""
+    def _tables(self, device: torch.device, copies_of_one: int) -> tuple[Tensor, Tensor]:
+        """Returns int64 [1 + copies_of_one n, 3] and [3 n, 4], zeros, aligned to 16 bytes. n: experts that are fetched
+        at once."""
         room = MATRICES * len(self._staging)
-        size = 3 * (1 + room * nodes)
+        size = 3 * (1 + copies_of_one * len(self._staging))
         copies = torch.zeros(size + size % 2, dtype=torch.int64, device=device)[:size].view(-1, 3)
         return copies, torch.zeros(room, 4, dtype=torch.int64, device=device)
 

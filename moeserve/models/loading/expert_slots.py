@@ -80,8 +80,8 @@ class ExpertSlots:
     ) -> ExpertFetch | None:
         """Returns what fetches experts within steps, into the same slots through the same staging buffer. places: int32
         [layers, experts], see `ExpertFetch`; decay: factor of the experts' scores per step; rows: of steps that fetch;
-        at_once: experts of a layer, at most. Returns None if experts have biases or float matrices, which are copied
-        one by one."""
+        at_once: experts of a layer, at most. Returns None if experts have float matrices, which are copied one by
+        one."""
         if not all(layer is None or layer.is_quantised for layer in self._layers):
             return None
         sources = [
@@ -171,18 +171,17 @@ class ExpertSlots:
         copy_scattered(group.copies)
         rows = self._tables.matrices(batch)
         self._unpack([of_kind[:count] for of_kind, count in zip(group.addresses, rows, strict=True)])
-        for i, (layer, _, place, slot) in enumerate(batch.tolist()):
-            self._finish(layer, place, slot, self._staging[i])
+        for i, (layer, _, _, slot) in enumerate(batch.tolist()):
+            self._finish(layer, slot, self._staging[i])
         store_scattered(self._slot_map, group.entries)
 
-    def _finish(self, layer: int, place: int, slot: int, staging: Tensor) -> None:
-        """Copies the tensors that need no unpacking: float matrices, and biases."""
+    def _finish(self, layer: int, slot: int, staging: Tensor) -> None:
+        """Copies the matrices that need no unpacking, those of floats."""
         of = self._layers[layer]
         assert of is not None
         for kind, planes, offset, each in zip(of.kinds, of.planes, of.offsets, of.each, strict=True):
             if QUANT_TYPES[kind[0]].planes_form is None:
                 panels_to_planes(staging[offset : offset + each], _expert_of(planes, slot))
-        of.copy_biases(place, slot)
 
     def _unpack(self, addresses: Sequence[Tensor]) -> None:
         for kind, rows in zip(self._tables.kinds, addresses, strict=True):

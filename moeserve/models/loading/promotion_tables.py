@@ -44,31 +44,31 @@ class SlotLayer:
         # offsets of the matrices in the staging buffer
         self.offsets = [0, aligned[0], aligned[0] + aligned[1]]
         self.bytes = sum(aligned)
-        self._slot_biases = slots.biases
-        self._biases = None
+        # All experts' biases on the device, float32 [experts, width] by expert, and the slots' [slots, width].
+        self.biases: list[tuple[Tensor, Tensor]] = []
         if experts.biases is not None:
-            self._biases = tuple(bias.to(device) for bias in experts.biases)
+            assert slots.biases is not None
+            places = experts.expert_map.long().clamp(min=0)
+            self.biases = [
+                (bias.to(device)[places], of_slots)
+                for bias, of_slots in zip(experts.biases, slots.biases, strict=True)
+            ]
 
     @property
     def is_quantised(self) -> bool:
-        """True if unpacking the quantised matrices is all that an expert needs, because it has no biases or
-        float matrices to copy."""
-        return self._biases is None and all(
-            QUANT_TYPES[kind[0]].planes_form is not None for kind in self.kinds
-        )
+        """True if the expert has no float matrices, which are copied one by one."""
+        return all(QUANT_TYPES[kind[0]].planes_form is not None for kind in self.kinds)
 
-    def copy_biases(self, place: int, slot: int) -> None:
-        if self._biases is None:
-            return
-        assert self._slot_biases is not None
-        for target, source in zip(self._slot_biases, self._biases, strict=True):
-            target[slot].copy_(source[place])
+    @property
+    def bias_copies(self) -> list[tuple[int, int, int]]:
+        """For each bias: address of expert 0's, address of slot 0's, bytes of one."""
+        return [(own.data_ptr(), slots.data_ptr(), 4 * own.shape[1]) for own, slots in self.biases]
 
 
 class Group(NamedTuple):
     """The part of the tables that belongs to one group of a batch, as int64 views."""
 
-    copies: Tensor  # [1 + fillings * 3 * NUMA nodes, 3]: see copy_scattered
+    copies: Tensor  # [1 + fillings * (3 * NUMA nodes + biases), 3]: see copy_scattered
     addresses: list[Tensor]  # for each kind, [its matrices, 4]: see unpack_scattered
     entries: Tensor  # [1 + fillings, 2]: see store_scattered
 
@@ -94,7 +94,8 @@ class PromotionTables:
         # For each group: room per kind. The kinds' matrices follow one another.
         self._rows = [max(layer.kinds.count(kind) for layer in some) * of_group for kind in self.kinds]
         pieces = MATRICES * len(some[0].pieces[0])  # of an expert
-        copies = 3 * (1 + pieces * of_group)
+        biases = max(len(layer.biases) for layer in some)
+        copies = 3 * (1 + (pieces + biases) * of_group)
         self._addresses = copies + copies % 2  # all parts are padded to multiples of 16 bytes
         self._kind_starts = self._addresses + 4 * np.cumsum([0, *self._rows])
         self._entries = int(self._kind_starts[-1])
@@ -109,6 +110,7 @@ class PromotionTables:
         self._target, self._target_each = (
             np.zeros((len(layers), MATRICES * PLANES), np.int64) for _ in range(2)
         )
+        self._bias_copies = np.zeros((3, len(layers), biases), np.int64)
         for index, layer in enumerate(layers):
             if layer is not None:
                 self._add(index, layer, panels)
@@ -121,6 +123,9 @@ class PromotionTables:
             kind=self._kind,
             target=self._target,
             target_each=self._target_each,
+            bias_source=self._bias_copies[0],
+            bias_target=self._bias_copies[1],
+            bias_each=self._bias_copies[2],
             staging=staging.data_ptr(),
             staging_bytes=staging.shape[1],
             most=most,
@@ -161,6 +166,8 @@ class PromotionTables:
             at = slice(PLANES * i, PLANES * (i + 1))
             self._target[index, at] = [t.data_ptr() if t.numel() else 0 for t in tensors]
             self._target_each[index, at] = [t.nbytes // planes.experts for t in tensors]
+        if layer.biases:
+            self._bias_copies[:, index] = np.array(layer.bias_copies, np.int64).T
 
 
 def panels_of(panels: PinnedPanels, layer: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from dataclasses import replace
+
 import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType as Type
@@ -32,7 +34,7 @@ FLOATS, Q8 = (Type.F32, Type.BF16, Type.F32), (Type.Q8_0, Type.Q8_0, Type.F16)
 class World:
     """Two layers with slots, and between them one whose experts are all in RAM."""
 
-    def __init__(self, kinds: tuple[Type, Type, Type], nodes: int = 1) -> None:
+    def __init__(self, kinds: tuple[Type, Type, Type], nodes: int = 1, *, has_biases: bool = False) -> None:
         """nodes: NUMA nodes among which panels in RAM are divided. Gate and up have one panel, down has two."""
         self.device = torch.device(DEVICE)
         self.stream = CpuStream([ThreadPlacement(node) for node in range(nodes)])
@@ -43,8 +45,11 @@ class World:
         layers: list[GpuLayer] = []
         self.values = []
         self.in_ram: list[list[Matrix]] = []  # the same experts, packed for one node
+        # float32 [experts, width] by layer and matrix
+        self.biases = [[torch.randn(EXPERTS, rows) for rows, _ in shapes] for _ in range(3)]
         for layer in range(3):
             ids = [e for e in (3, 0, 4, 1, 2, 5) if layer != 2 or e != PINNED]
+            slots = [0, 1] if layer == 0 else [1, PINNED] if layer == 2 else []
             weights = [
                 random_weights(kind, EXPERTS, *shape, seed=10 * layer + i)
                 for i, (kind, shape) in enumerate(zip(kinds, shapes, strict=True))
@@ -60,9 +65,12 @@ class World:
                 for stream in (self.stream, one_node)
             )
             self.in_ram.append(of_one_node)
-            ram.append(CpuExperts(*matrices, expert_map_of(ids, EXPERTS, self.device)))
-            slots = [0, 1] if layer == 0 else [1, PINNED] if layer == 2 else []
+            biases = [tuple(of[chosen] for of in self.biases[layer]) for chosen in (ids, slots)]
+            in_ram = CpuExperts(*matrices, expert_map_of(ids, EXPERTS, self.device))
+            ram.append(replace(in_ram, biases=biases[0]) if has_biases else in_ram)
             experts = GpuExperts(*(self._stack(m, slots) for m in whole)) if slots else None
+            if experts is not None and has_biases:
+                experts = replace(experts, biases=tuple(of.to(self.device) for of in biases[1]))
             router = MergedLinear(empty_planes(QUANT_TYPES[Type.F32], (EXPERTS, HIDDEN), self.device))
             moe = GpuMoe(none, router, experts, expert_map_of(slots, EXPERTS, self.device))
             layers.append(GpuLayer(GpuAttention(none, [], None, None, router), moe))
@@ -104,6 +112,8 @@ class World:
                         assert layer.moe is not None
                         assert layer.moe.experts is not None
                         assert torch.equal(dequantize(getattr(layer.moe.experts, name), slot).cpu(), values)
+                        if (biases := layer.moe.experts.biases) is not None:
+                            assert torch.equal(biases[m][slot].cpu(), self.biases[index][m][expert])
                     else:
                         matrix = self.in_ram[index][m]
                         there = empty_planes(

@@ -48,11 +48,17 @@ def routes(rng: np.random.Generator, rows: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("rows", "share", "nodes"), [(2, MOST.value, 1), (3, FIRST_SHARE, 1), (2, MOST.value, 2)]
+    ("rows", "share", "nodes", "has_biases"),
+    [
+        (2, MOST.value, 1, False),
+        (3, FIRST_SHARE, 1, False),
+        (2, MOST.value, 2, False),
+        (3, MOST.value, 3, True),
+    ],
 )
-def test_the_choice_and_what_it_leaves(rows: int, share: int, nodes: int) -> None:
+def test_the_choice_and_what_it_leaves(rows: int, share: int, nodes: int, has_biases: bool) -> None:
     """Each route has the slot of its expert or none, the experts with the highest scores come, and slots are whole."""
-    world, rng = World(KINDS, nodes), np.random.default_rng(rows)
+    world, rng = World(KINDS, nodes, has_biases=has_biases), np.random.default_rng(rows)
     world.movable[0, IN_RAM] = False
     fetch, slot_map = fetch_of(world), world.maps.slots
     fetch.balance(0)[0][0] = share

@@ -16,13 +16,20 @@ from tests.support.worker.random_promotions import RandomPolicy
 
 
 @pytest.mark.parametrize(
-    ("kinds", "steps", "nodes"),
-    [pytest.param(FLOATS, 40, 1, marks=pytest.mark.slow), (Q8, 3, 1), (FLOATS, 3, 2), (Q8, 3, 3)],
-    ids=["floats", "quantised", "floats on two nodes", "quantised on three"],
+    ("kinds", "steps", "nodes", "has_biases"),
+    [
+        pytest.param(FLOATS, 40, 1, False, marks=pytest.mark.slow),
+        (Q8, 3, 1, False),
+        (FLOATS, 3, 2, True),
+        (Q8, 3, 3, True),
+    ],
+    ids=["floats", "quantised", "floats on two nodes with biases", "quantised on three with biases"],
 )
-def test_random_promotions_in_every_step(kinds: tuple[Type, Type, Type], steps: int, nodes: int) -> None:
+def test_random_promotions_in_every_step(
+    kinds: tuple[Type, Type, Type], steps: int, nodes: int, has_biases: bool
+) -> None:
     """Whatever moves, a step finds whole experts: before its copies are launched, and behind them."""
-    world = World(kinds, nodes)
+    world = World(kinds, nodes, has_biases=has_biases)
     world.check()
     cache = world.cache()
     cache.policy = RandomPolicy(world.maps.on_gpu, world.movable)

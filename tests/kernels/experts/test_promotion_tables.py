@@ -13,9 +13,11 @@ ROWS = (2 * OF_GROUP, 3 * OF_GROUP)
 
 
 class World:
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, biases: int) -> None:
         rng = np.random.default_rng(0)
-        self.nodes, self.copies = nodes, 3 * (1 + 3 * nodes * OF_GROUP)
+        self.nodes, self.of_one = nodes, 3 * nodes + biases
+        self.copies = 3 * (1 + self.of_one * OF_GROUP)
+        self.bias_source, self.bias_target, self.bias_each = rng.integers(1, 1 << 40, (3, LAYERS, biases))
         self.source, self.each, self.offset = rng.integers(1, 1 << 40, (3, LAYERS, 3 * nodes))
         self.kind = np.array([[0, 0, 1], [1, 0, 1], [0, 1, 1], [0, 0, 1], [1, 1, 1]])
         self.target, self.target_each = rng.integers(1, 1 << 40, (2, LAYERS, 9))
@@ -24,7 +26,8 @@ class World:
         self.starts = starts
         self.tables = _C.PromotionTables(
             self.host, starts, source=self.source, each=self.each, offset=self.offset, kind=self.kind,
-            target=self.target, target_each=self.target_each, staging=1 << 20, staging_bytes=4096, most=MOST,
+            target=self.target, target_each=self.target_each, bias_source=self.bias_source,
+            bias_target=self.bias_target, bias_each=self.bias_each, staging=1 << 20, staging_bytes=4096, most=MOST,
             experts=EXPERTS,
         )  # fmt: skip
 
@@ -34,7 +37,7 @@ class World:
             copies = row[: self.copies].reshape(-1, 3)
             entries = row[self.starts[-1] :].reshape(-1, 2)
             count = int(entries[0, 0])
-            assert copies[0, 0] == 3 * self.nodes * count
+            assert copies[0, 0] == self.of_one * count
             addresses = [
                 row[a : a + 4 * rows].reshape(-1, 4) for a, rows in zip(self.starts, ROWS, strict=False)
             ]
@@ -45,8 +48,12 @@ class World:
                 for piece in range(3 * self.nodes):
                     source = self.source[layer, piece] + place * self.each[layer, piece]
                     target = staging + self.offset[layer, piece]
-                    found = copies[1 + 3 * self.nodes * i + piece].tolist()
+                    found = copies[1 + self.of_one * i + piece].tolist()
                     assert found == [source, target, self.each[layer, piece]]
+                for b, each in enumerate(self.bias_each[layer]):
+                    source = self.bias_source[layer, b] + expert * each
+                    target = self.bias_target[layer, b] + slot * each
+                    assert copies[1 + self.of_one * i + 3 * self.nodes + b].tolist() == [source, target, each]
                 for m in range(3):
                     staged = staging + self.offset[layer, self.nodes * m]
                     kind = self.kind[layer, m]
@@ -66,9 +73,9 @@ def batch_of(count: int, seed: int = 0) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_every_filling_is_told_once(nodes: int) -> None:
-    world = World(nodes)
+@pytest.mark.parametrize(("nodes", "biases"), [(1, 0), (2, 3)])
+def test_every_filling_is_told_once(nodes: int, biases: int) -> None:
+    world = World(nodes, biases)
     for count in (MOST, 1, 3, 7, 0, 4):
         batch = batch_of(count, seed=count)
         world.tables.write(batch)
@@ -76,7 +83,7 @@ def test_every_filling_is_told_once(nodes: int) -> None:
 
 
 def test_numbers_are_checked() -> None:
-    world = World(1)
+    world = World(1, 0)
     for column, value in ((0, LAYERS), (0, -1), (1, EXPERTS), (2, -1), (3, -1)):
         batch = batch_of(2)
         batch[1, column] = value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,15 +99,11 @@ def test_steps_of_several_rows_fetch(sizes: ModelSizes) -> None:
     assert all((step.promoted <= step.missed).all() for step in fetched.settled[4].steps)
 
 
-def test_floats_and_biases_are_not_fetched(sizes: ModelSizes, placement: Placement) -> None:
+def test_floats_are_not_fetched(sizes: ModelSizes, placement: Placement) -> None:
     layers = tuple(replace(layer, unpacked=1) for layer in sizes.layers)
-    tensors = {name: () for layer in layers for name in layer.expert_tensors}
-    bias = next(iter(tensors)).replace(".weight", ".bias")
-    plain, biased = SimpleNamespace(tensors=tensors), SimpleNamespace(tensors={**tensors, bias: ()})
     quantised, mixed = replace(sizes, layers=layers), replace(sizes, layers=(*layers[:-1], sizes.layers[-1]))
-    assert can_fetch(plain, quantised, placement)
-    assert not can_fetch(biased, quantised, placement)
-    assert not can_fetch(plain, mixed, placement)
+    assert can_fetch(quantised, placement)
+    assert not can_fetch(mixed, placement)
 
 
 def test_too_many_streams_for_a_trace_are_left_out(

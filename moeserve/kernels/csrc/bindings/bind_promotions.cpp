@@ -81,8 +81,9 @@ class BoundTables {
  public:
   BoundTables(const Rows& host, std::vector<int64_t> kind_starts, const Numbers& source, const Numbers& each,
               const Numbers& offset, const Numbers& kind, const Numbers& target, const Numbers& target_each,
+              const Numbers& bias_source, const Numbers& bias_target, const Numbers& bias_each,
               int64_t staging, int64_t staging_bytes, int64_t most, int64_t experts)
-      : arrays_{source, each, offset, kind, target, target_each},
+      : arrays_{source, each, offset, kind, target, target_each, bias_source, bias_target, bias_each},
         host_(host),
         layers_(static_cast<int64_t>(source.shape(0))),
         most_(most),
@@ -90,8 +91,9 @@ class BoundTables {
         tables_(host_.data(), static_cast<int64_t>(host.shape(0)), static_cast<int64_t>(host.shape(1)),
                 std::move(kind_starts),
                 {source.data(), each.data(), offset.data(), kind.data(), target.data(), target_each.data(),
-                 static_cast<int64_t>(source.shape(1)) / PromotionTables::kMatrices, staging, staging_bytes,
-                 experts}) {}
+                 bias_source.data(), bias_target.data(), bias_each.data(),
+                 static_cast<int64_t>(source.shape(1)) / PromotionTables::kMatrices,
+                 static_cast<int64_t>(bias_source.shape(1)), staging, staging_bytes, experts}) {}
 
   void write(const Numbers& batch) {
     const Filling* rows = fillings(batch, layers_, experts_);
@@ -116,9 +118,11 @@ void bind_promotions(nb::module_& m) {
       .def("land", &BoundMaps::land, "batch"_a);
   nb::class_<BoundTables>(m, "PromotionTables", "See moeserve.models.loading.promotion_tables.")
       .def(nb::init<const Rows&, std::vector<int64_t>, const Numbers&, const Numbers&, const Numbers&,
-                    const Numbers&, const Numbers&, const Numbers&, int64_t, int64_t, int64_t, int64_t>(),
+                    const Numbers&, const Numbers&, const Numbers&, const Numbers&, const Numbers&,
+                    const Numbers&, int64_t, int64_t, int64_t, int64_t>(),
            "host"_a, "kind_starts"_a, nb::kw_only(), "source"_a, "each"_a, "offset"_a, "kind"_a, "target"_a,
-           "target_each"_a, "staging"_a, "staging_bytes"_a, "most"_a, "experts"_a)
+           "target_each"_a, "bias_source"_a, "bias_target"_a, "bias_each"_a, "staging"_a, "staging_bytes"_a,
+           "most"_a, "experts"_a)
       .def("write", &BoundTables::write, "batch"_a);
 }
 

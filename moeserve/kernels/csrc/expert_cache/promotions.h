@@ -32,11 +32,13 @@ class PromotionTables {
   static constexpr int kMatrices = 3;
   static constexpr int kPlanes = 3;  // codes, scales, supers
 
-  // int64 arrays by layer, matrix, and NUMA node (source, each, offset) or plane (target, target_each); see
-  // PromotionTables in promotion_tables.py.
+  // int64 arrays by layer, and matrix and NUMA node (source, each, offset), matrix and plane (target, target_each), or
+  // bias (the last three); see PromotionTables in promotion_tables.py.
   struct Geometry {
-    const int64_t *source, *each, *offset, *kind, *target, *target_each;
+    const int64_t *source, *each, *offset, *kind, *target, *target_each, *bias_source, *bias_target,
+        *bias_each;
     int64_t nodes;                   // NUMA nodes among which each matrix is divided
+    int64_t biases;                  // of an expert
     int64_t staging, staging_bytes;  // address and bytes of an expert in the staging buffer
     int64_t experts;                 // experts per layer in the map
   };
