@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,22 @@ def test_a_faster_machine_gives_another_page(gallery: dict[str, Any], models: Pa
     model = gallery["write_model"](models, machine.model)
     slow, fast = (gallery["plan"](one, model)["speed"]["decode"]["1"] for one in (machine, faster))
     assert fast > 1.5 * slow
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 7])
+def test_more_answers_are_slower_only_where_they_find_fewer_experts(
+    gallery: dict[str, Any], models: Path, number: int
+) -> None:
+    """With each of the models of which some experts are in RAM."""
+    machine, rates = gallery["MACHINES"][number], []
+    for name in ("GPT_OSS", "QWEN36", "GLM"):
+        model = gallery["write_model"](models, gallery[name])
+        found = gallery["plan"](replace(machine, ram=118), model)["speed"]
+        for few, many in (("1", "4"), ("4", "16")):
+            if many in found["hit_rates"] and found["decode"][many] < found["decode"][few]:
+                assert found["hit_rates"][many] < found["hit_rates"][few] - 0.1
+        rates.append(found["decode"])
+    assert all(of["64"] > of["1"] for of in rates)
 
 
 def test_the_commands_are_ones_that_the_server_takes() -> None:
