@@ -20,7 +20,7 @@ class PinnedPanels:
     reuse the addresses. The pool may read them at the same time."""
 
     def __init__(self, layers: Sequence[CpuExperts | None], device: torch.device) -> None:
-        """Raises RuntimeError if the memory cannot be pinned."""
+        """Raises RuntimeError if the memory cannot be pinned, with the amounts that were and should be."""
         # Per layer, uint8 [bytes] for each matrix with memory of its own; None: no experts in RAM.
         self.layers = [
             None if layer is None else [panel_bytes(m) for m in layer.own_matrices] for layer in layers
@@ -37,9 +37,13 @@ class PinnedPanels:
     def _pin(self) -> None:
         pinned: list[int] = []
         weakref.finalize(self, unpin, pinned)
-        for panels in self.layers:
-            for tensor in panels or []:
+        every = [tensor for panels in self.layers for tensor in panels or []]
+        for tensor in every:
+            try:
                 pinned.append(pin(tensor))
+            except RuntimeError as error:
+                done, wanted = (sum(t.nbytes for t in of) >> 20 for of in (every[: len(pinned)], every))
+                raise RuntimeError(f"{error}, after {done:,} of {wanted:,} MiB") from error
 
 
 def panel_bytes(matrix: Matrix) -> Tensor:

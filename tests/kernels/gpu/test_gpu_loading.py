@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.gpu_weights import GpuLatentAttention, GpuWeights
+from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.models.loading.ram_experts import load_ram_experts
 from moeserve.models.open import open_dummy_model, open_folder
 from moeserve.models.registry import read_shape
@@ -83,6 +86,34 @@ def test_experts_that_cannot_be_streamed(
     with caplog.at_level(logging.WARNING):
         assert pinned_panels(experts, placement, device) is None
     assert "pinned (error 2)" in caplog.text
+
+
+def test_what_was_pinned_before_a_failure_is_told_and_released(
+    header: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver pins the first matrix only, as under WSL, where a part of the memory may be pinned."""
+    source = open_dummy_model(header)
+    stream, shape = open_stream(small_config(header)), read_shape(source)
+    experts = load_ram_experts(stream, source, shape, [[0, 1, 2, 3]], torch.device(DEVICE), lambda *_: None)
+    pinned: list[int] = []
+
+    def pin(memory: torch.Tensor) -> int:
+        if pinned:
+            raise RuntimeError("error 2")
+        pinned.append(memory.data_ptr())
+        return memory.data_ptr()
+
+    monkeypatch.setattr("moeserve.models.loading.pinned_panels.pin", pin)
+    monkeypatch.setattr("moeserve.models.loading.pinned_panels.unpin", released := MagicMock())
+    layer = experts.layers[0]
+    assert layer is not None
+    layers = [layer] * 40  # of 0.42 MiB each
+    one, wanted = layer.gate.bytes >> 20, 40 * sum(matrix.bytes for matrix in layer.own_matrices) >> 20
+    assert wanted > 10
+    with pytest.raises(RuntimeError, match=rf"^error 2, after {one} of {wanted} MiB$"):
+        PinnedPanels(layers, torch.device("cuda"))
+    gc.collect()
+    released.assert_called_once_with(pinned)
 
 
 def test_unpacked_experts(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:

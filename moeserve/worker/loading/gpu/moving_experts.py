@@ -121,6 +121,8 @@ def _cannot_move(placement: Placement, obstacle: str) -> None:
             f"because {obstacle}; leave `prefill` out, or free some RAM"
         )
     log.warning(
-        "experts in RAM stay there: there is no expert cache, and the CPU computes them for prompts too: %s",
+        "experts in RAM stay there: there is no expert cache, and the CPU computes them for prompts too: %s; "
+        "leave more RAM free, or choose a smaller model or quantisation (under WSL, Windows lets a program pin about "
+        "half of the machine's memory)",
         obstacle,
     )
