@@ -5,7 +5,7 @@ first eighth of the vocabulary, because byte-pair encodings number tokens by fre
 the request's own text (names, its language, digits). A request's drafts depend on no other request's text.
 
 The coverage of a request is the share of its tokens that had been scored before they came. If it is low, as for
-languages that were rare when the vocabulary was made, the whole head is read. Measured: docs/results/cpu-engine.md.
+languages that were rare when the vocabulary was made, the whole head is read. Measured: docs/results/drafts.md.
 """
 
 from __future__ import annotations

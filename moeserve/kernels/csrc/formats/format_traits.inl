@@ -183,7 +183,7 @@ inline Scales nibble_scales_and_mins(const uint8_t* block, int g, int half) {
 
 // half_e8m0 of 16 rows. The bits are (e - 1) << 23 or, for the two smallest, which are denormal, (e + 1) << 21: the
 // larger of the two as signed integers. A loop over rows, as compilers translate it, took half of a product's time
-// (docs/results/cpu-engine.md).
+// (docs/results/cpu-kernels.md).
 inline Scales exponent_scales(const uint8_t* block, int half) {
   const VI e = load_u8(block + 16 * half), one = set_i(1);
   return {as_float(max_i(shl_i<23>(sub_i(e, one)), shl_i<21>(sub_i(e, set_i(-1))))), zero_f(), zero_f(),

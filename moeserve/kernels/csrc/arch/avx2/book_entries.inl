@@ -1,4 +1,4 @@
-// Loads entries of codebooks one by one, because gathers take longer (docs/results/cpu-engine.md). With AVX-VNNI entries of
+// Loads entries of codebooks one by one, because gathers take longer (docs/results/cpu-kernels.md). With AVX-VNNI entries of
 // four columns are gathered: Intel's CPUs that have it combine the lanes of a register more slowly than they gather.
 
 // One entry's indices for eight rows, in registers. Loading the indices one by one would occupy the load units as long

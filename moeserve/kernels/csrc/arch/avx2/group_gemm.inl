@@ -123,7 +123,7 @@ template <class F>
 }
 
 // Panels of types with blocks of 32 columns are computed in one loop: a call per block would take a third of such a
-// small block's time (docs/results/cpu-engine.md).
+// small block's time (docs/results/cpu-kernels.md).
 
 // N tokens, few enough for one tile. Values of a token that both halves use are computed once. Scales are read only
 // when the products are summed, because the products need the registers.

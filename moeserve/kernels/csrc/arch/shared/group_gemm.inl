@@ -48,7 +48,7 @@ inline void accumulate(VI lo, VI hi, const Scales& s, const GroupMeta& meta, flo
 }
 
 // Prefetch distance in the panel. Without prefetching a Zen 5 core read 22 GB/s, with it 35 to 40. Into the second-level
-// cache (Panel::to_l2) 4 KB were too near, and 16 KB no better than 8 (docs/results/cpu-engine.md).
+// cache (Panel::to_l2) 4 KB were too near, and 16 KB no better than 8 (docs/results/cpu-kernels.md).
 constexpr int kPrefetchBytes = 4096, kPrefetchBytesToL2 = 8192;
 
 // Returns the address `bytes` after `p`: in this panel or, past its end, in the next one.

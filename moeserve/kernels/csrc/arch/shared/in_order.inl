@@ -64,7 +64,7 @@ class Header<F> {
 
 // First bytes of the panel to be read next, if it does not follow this one in memory: the panels of gate and up
 // alternate. These bytes are prefetched with the last kLastBytes of this panel, because the CPU's prefetchers need some
-// lines of a new stream before they follow it. docs/results/cpu-engine.md has its effect on alternating panels.
+// lines of a new stream before they follow it. docs/results/cpu-kernels.md has its effect on alternating panels.
 constexpr int kNextBytes = 768, kLastBytes = 4096;
 
 // The first half's products are computed before the next half's codes are read. With both halves at once the compiler
