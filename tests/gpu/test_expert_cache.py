@@ -12,6 +12,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from gguf.constants import GGMLQuantizationType as Type
+from msgspec.structs import replace
 
 from moeserve.cli.bench.engine import EngineBench
 from moeserve.cli.bench.engine_figures import CacheFigure, where_experts_are
@@ -21,6 +22,7 @@ from moeserve.models.open import open_dummy_model
 from moeserve.placement.expert_cache import fetching
 from moeserve.placement.expert_cache.policy import DECAY
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace
+from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
@@ -30,7 +32,10 @@ from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import TOP, Driver, small_config
 from tests.support.models.model_header import qwen3moe, write_header
+from tests.support.router.router_world import request
+from tests.support.worker.foreseen_drafts import Foreseen
 from tests.support.worker.random_promotions import RandomPolicy
+from tests.support.worker.served_answers import serve
 
 pytestmark = pytest.mark.slow  # minutes under the interpreter
 
@@ -222,15 +227,43 @@ def test_experts_on_two_numa_nodes(model: Path) -> None:
     assert cache.totals.promotions > 0
 
 
-def test_drafts_raise_the_rows_from_which_steps_fetch(model: Path, runner: Runner) -> None:
+@pytest.fixture(scope="module")
+def drafting(model: Path) -> Runner:
+    return runner_with(model, speculative_config='{"method": "ngram", "num_speculative_tokens": 3}')
+
+
+def test_drafts_raise_the_rows_from_which_steps_fetch(runner: Runner, drafting: Runner) -> None:
     """A text's tokens share experts."""
-    drafts = '{"method": "ngram", "num_speculative_tokens": 3}'
     found = []
-    for loaded in (runner, runner_with(model, speculative_config=drafts)):
+    for loaded in (runner, drafting):
         fetch = cache_of(loaded)._fetch
         assert fetch is not None
         found.append([rows for rows in range(20) if fetch.takes(rows)])
     assert found == [list(range(2, 17)), list(range(3, 17))]
+
+
+def test_steps_with_drafts_fetch(model: Path, drafting: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of four rows of one text, of which some are wrong, and of one row: the text is as near to the CPU's logits
+    as it is without drafts."""
+    cache, cpu = cache_of(drafting), Driver(load_cpu_runner(config_of(model), lambda *_: None))
+    length = 40 if DEVICE == "cuda" else 8
+    sampling = SamplingParams(max_tokens=length, temperature=0.0, logprobs=TOP)
+    asked = [replace(request(0, PROMPT[:4], length), sampling=sampling)]
+
+    def answer(most: int) -> tuple[list[int], float]:
+        (found,) = serve(drafting, asked, most, max_num_batched_tokens=64)[0].values()
+        text = PROMPT[:4] + found.tokens
+        return text, distance(found.logprobs, cpu.score(0, text, 42)[3:-1])  # type: ignore[arg-type]
+
+    text, plain = answer(0)
+    assert drafting._drafts is not None
+    drafting._drafts._drafter = Foreseen(drafting._sequences.tokens, [text], 0.8)
+    monkeypatch.setattr(DraftLength, "choose", lambda self, records, *_: ([3] * len(records), 3.0))
+    assert cache._fetch is not None
+    before = cache._fetch.totals[:, 1].sum().item()
+    _, with_drafts = answer(3)
+    assert cache._fetch.totals[:, 1].sum().item() > before
+    assert with_drafts < max(0.1, 2 * plain)
 
 
 def two_texts(driver: Driver, length: int, seed: int) -> list[list[TokenLogprob]]:
