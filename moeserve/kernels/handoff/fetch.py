@@ -55,30 +55,38 @@ def fetch_kernel(
 ):  # fmt: skip
     """One program. ids, local int32 [ROWS, TOP_K], rows STRIDE apart: the routes' experts (-1: none) and their slots
     (-1: elsewhere), which are updated. FetchLayer declares slots to fetched. control int32 [2]: the share of the missed
-    experts to fetch, in 1 / ONE, and the most in a layer. scratch int32 [4, EXPERTS].
+    experts to fetch, in 1 / ONE, and the most in a layer. scratch int32 [3, EXPERTS].
 
     EACH: bytes of an expert in the staging buffer, which has ROOM of them. NODES: among which panels are divided.
     BIASES of an expert. R, K, E, C: powers of two of at least ROWS, TOP_K, EXPERTS and ROOM."""
     r, k, e = tl.arange(0, R)[:, None], tl.arange(0, K)[None, :], tl.arange(0, E)
     route, here = r * STRIDE + k, e < EXPERTS
+    # What needs no other result is loaded first: the kernel's time is that of loads that wait for one another.
+    share, most = tl.load(control), tl.load(control + 1)
+    m = tl.arange(0, 4)[None, :]
+    is_matrix = m < _MATRICES
+    COPIES: tl.constexpr = _MATRICES * NODES + BIASES  # of an expert
+    OF_MATRIX: tl.constexpr = _GEOMETRY + _OF_PIECE * NODES
+    g = geometry + m * OF_MATRIX
+    buffer, row, step = (tl.load(g, is_matrix, 0), tl.load(g + 1, is_matrix, 0), tl.load(g + 2, is_matrix, 0))
     expert = tl.load(ids + route, (r < ROWS) & (k < TOP_K), -1)
-    tl.store(scratch + e, 0, here)
-    tl.debug_barrier()
-    tl.store(scratch + expert, 1, expert >= 0)
-    tl.debug_barrier()
-    used = tl.load(scratch + e, here, 0)
+    used = tl.zeros([E], tl.int32)
+    for at_row in tl.static_range(ROWS):
+        own = tl.load(ids + at_row * STRIDE + tl.arange(0, K), tl.arange(0, K) < TOP_K, -1)
+        used |= tl.max((own[None, :] == e[:, None]).to(tl.int32), axis=1)
     slot, place = tl.load(slots + e, here, 0), tl.load(places + e, here, -1)
     score = tl.load(scores + e, here, 0.0) * DECAY + used.to(tl.float32)
-    tl.store(scores + e, score, here)
+    used = tl.where(here, used, 0)
     missed, may_go = (used > 0) & (slot < 0) & (place >= 0), (used == 0) & (slot >= 0) & (place >= 0)
     # The missed experts by falling score, and by rising score those that may be replaced: among equals the first.
     coming, going = tl.where(missed, score, -1.0), tl.where(may_go, score, _NEVER)
-    keys = scratch.to(tl.pointer_type(tl.float32)) + EXPERTS
+    keys = scratch.to(tl.pointer_type(tl.float32))
     tl.store(keys + e, coming, here)
     tl.store(keys + EXPERTS + e, going, here)
     tl.debug_barrier()
+    tl.store(scores + e, score, here)  # behind the barrier: threads that hold the same expert have loaded it
     rank_in, rank_out = tl.zeros([E], tl.int32), tl.zeros([E], tl.int32)
-    for first in range(0, EXPERTS, _AT_ONCE):
+    for first in tl.static_range(0, EXPERTS, _AT_ONCE):
         j = first + tl.arange(0, _AT_ONCE)
         before = j[None, :] < e[:, None]
         other = tl.load(keys + j, j < EXPERTS, -2.0)[None, :]
@@ -91,43 +99,40 @@ def fetch_kernel(
         )
     num_missed, num_going = tl.sum(missed.to(tl.int32), 0), tl.sum(may_go.to(tl.int32), 0)
     # A copy takes longer than the pool's product: a single missed expert is left to the pool.
-    wanted = tl.where(num_missed > 1, (num_missed * tl.load(control) + ONE // 2) // ONE, 0)
-    count = tl.minimum(tl.minimum(wanted, num_going), tl.minimum(ROOM, tl.load(control + 1)))
+    wanted = tl.where(num_missed > 1, (num_missed * share + ONE // 2) // ONE, 0)
+    count = tl.minimum(tl.minimum(wanted, num_going), tl.minimum(ROOM, most))
     comes, goes = missed & (rank_in < count), may_go & (rank_out < count)
-    free = scratch + 3 * EXPERTS
+    free = scratch + 2 * EXPERTS
     tl.store(free + rank_out, slot, goes)
-    tl.store(slots + e, -1, goes)
     tl.debug_barrier()
-    taken = tl.load(free + rank_in, comes, 0)
-    tl.store(slots + e, taken, comes)
+    taken = tl.load(free + rank_in, comes, -1)
+    tl.store(slots + e, taken, comes | goes)
     tl.debug_barrier()
     tl.store(local + route, tl.load(slots + expert, expert >= 0, -1), expert >= 0)
-    i, rank = tl.arange(0, C), rank_in.to(tl.int64)
-    COPIES: tl.constexpr = _MATRICES * NODES + BIASES  # of an expert
-    OF_MATRIX: tl.constexpr = _GEOMETRY + _OF_PIECE * NODES
+    # The tables: [E, matrices].
+    i, rank, come = tl.arange(0, C)[:, None], rank_in.to(tl.int64)[:, None], comes[:, None] & is_matrix
+    staged, at = buffer + rank * EACH, addresses + 4 * (row + rank * step)
+    copy = copies + 3 * (1 + COPIES * rank)
     tl.store(copies, COPIES * count.to(tl.int64))
-    for m in tl.static_range(_MATRICES):
-        g = geometry + m * OF_MATRIX
-        staged = tl.load(g) + rank * EACH
-        for node in tl.static_range(NODES):
-            p = g + _GEOMETRY + _OF_PIECE * node
-            copy, bytes_each = copies + 3 * (1 + COPIES * rank + m * NODES + node), tl.load(p + 1)
-            tl.store(copy, tl.load(p) + place.to(tl.int64) * bytes_each, comes)
-            tl.store(copy + 1, staged + tl.load(p + 2), comes)
-            tl.store(copy + 2, bytes_each + tl.zeros([E], tl.int64), comes)
-        row, step = tl.load(g + 1), tl.load(g + 2)
-        at = addresses + 4 * (row + rank * step)
-        tl.store(at, staged, comes)
-        for plane in tl.static_range(3):
-            target = tl.load(g + 3 + plane) + taken.to(tl.int64) * tl.load(g + 6 + plane)
-            tl.store(at + 1 + plane, target, comes)
-        tl.store(addresses + 4 * (row + i * step), tl.zeros([C], tl.int64), (i >= count) & (i < ROOM))
-    for bias in tl.static_range(BIASES):
-        g = geometry + _MATRICES * OF_MATRIX + 3 * bias
-        copy, bytes_each = copies + 3 * (1 + COPIES * rank + _MATRICES * NODES + bias), tl.load(g + 2)
-        tl.store(copy, tl.load(g) + e.to(tl.int64) * bytes_each, comes)
-        tl.store(copy + 1, tl.load(g + 1) + taken.to(tl.int64) * bytes_each, comes)
-        tl.store(copy + 2, bytes_each + tl.zeros([E], tl.int64), comes)
+    for node in tl.static_range(NODES):
+        p, to = g + _GEOMETRY + _OF_PIECE * node, copy + 3 * (m * NODES + node)
+        bytes_each = tl.load(p + 1, is_matrix, 0)
+        tl.store(to, tl.load(p, is_matrix, 0) + place.to(tl.int64)[:, None] * bytes_each, come)
+        tl.store(to + 1, staged + tl.load(p + 2, is_matrix, 0), come)
+        tl.store(to + 2, bytes_each + tl.zeros_like(rank), come)
+    tl.store(at, staged, come)
+    for plane in tl.static_range(3):
+        first, each = tl.load(g + 3 + plane, is_matrix, 0), tl.load(g + 6 + plane, is_matrix, 0)
+        tl.store(at + 1 + plane, first + taken.to(tl.int64)[:, None] * each, come)
+    unused = (i >= count) & (i < ROOM) & is_matrix
+    tl.store(addresses + 4 * (row + i * step), tl.zeros([C, 4], tl.int64), unused)
+    if BIASES > 0:
+        is_bias = m < BIASES
+        b, to = geometry + _MATRICES * OF_MATRIX + 3 * m, copy + 3 * (_MATRICES * NODES + m)
+        come, bytes_each = comes[:, None] & is_bias, tl.load(b + 2, is_bias, 0)
+        tl.store(to, tl.load(b, is_bias, 0) + e.to(tl.int64)[:, None] * bytes_each, come)
+        tl.store(to + 1, tl.load(b + 1, is_bias, 0) + taken.to(tl.int64)[:, None] * bytes_each, come)
+        tl.store(to + 2, bytes_each + tl.zeros_like(rank), come)
     tl.store(fetched, count)
     tl.store(fetched + 1, tl.load(fetched + 1) + count)
 
@@ -143,7 +148,7 @@ def choose_fetched(
 ) -> None:
     """Launches the choice for one layer. ids, local: int32 [n, top_k], columns of wider tensors: the routes' experts,
     negative: none, and their slots, negative: none. local, the layer's map, its scores and its tables are written.
-    control: int32 [2]: the share of the missed experts, in 1 / ONE, and the most to fetch. scratch: int32 [4, experts].
+    control: int32 [2]: the share of the missed experts, in 1 / ONE, and the most to fetch. scratch: int32 [3, experts].
     staging: uint8 [experts at a time, bytes]. decay: factor of the scores, per step."""
     rows, top_k = ids.shape
     room, each = staging.shape

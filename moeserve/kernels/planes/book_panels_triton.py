@@ -158,15 +158,17 @@ def unpack_book_kernel(
 
 @kernel
 def unpack_scattered_book_kernel(
-    addresses, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr
+    addresses, ROUNDS: tl.constexpr, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr
 ):
-    """Grid (panels of a matrix, parts + 1, matrices); addresses as in unpack_scattered_kernel."""
-    at = addresses + 4 * tl.program_id(2)
-    panels = tl.load(at)
-    if panels != 0:
-        codes = tl.load(at + 1).to(tl.pointer_type(tl.int32))
-        scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
-        move_part(panels.to(tl.pointer_type(tl.uint8)), codes, scales, tl.program_id(1), K_BLOCKS, F, X, Y)
+    """Grid (panels of a matrix, parts + 1, matrices / ROUNDS); addresses as in unpack_scattered_kernel."""
+    for turn in tl.static_range(ROUNDS):
+        at = addresses + 4 * (turn * tl.num_programs(2) + tl.program_id(2))
+        panels = tl.load(at)
+        if panels != 0:
+            codes = tl.load(at + 1).to(tl.pointer_type(tl.int32))
+            scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
+            source = panels.to(tl.pointer_type(tl.uint8))
+            move_part(source, codes, scales, tl.program_id(1), K_BLOCKS, F, X, Y)
 
 
 def unpack_book_panels(
@@ -176,10 +178,10 @@ def unpack_book_panels(
     unpack_book_kernel((whole, book.parts + 1), panels, codes, scales, *_sizes(book, cols), num_warps=4)
 
 
-def unpack_scattered_books(addresses: Tensor, book: Codebook, rows: int, cols: int) -> None:
-    unpack_scattered_book_kernel(
-        (rows // PANEL_ROWS, book.parts + 1, len(addresses)), addresses, *_sizes(book, cols), num_warps=4
-    )
+def unpack_scattered_books(addresses: Tensor, book: Codebook, rows: int, cols: int, rounds: int) -> None:
+    """See `unpack_scattered`."""
+    grid = rows // PANEL_ROWS, book.parts + 1, len(addresses) // rounds
+    unpack_scattered_book_kernel(grid, addresses, rounds, *_sizes(book, cols), num_warps=4)
 
 
 def _sizes(book: Codebook, cols: int) -> tuple[object, ...]:

@@ -199,38 +199,39 @@ def unpack_kernel(
 
 @kernel
 def unpack_scattered_kernel(
-    addresses, HAS_SUPERS: tl.constexpr,
+    addresses, HAS_SUPERS: tl.constexpr, ROUNDS: tl.constexpr,
     K_BLOCKS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BITS: tl.constexpr, PAIRS: tl.constexpr, NIBBLES_OR_BYTES: tl.constexpr, STORED: tl.constexpr,
     SCALE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_BYTES: tl.constexpr,
     HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """Converts matrices in panels to planes; the panels may be anywhere in memory that the GPU reads. Grid (panels of a
-    matrix, PARTS programs for the codes and one for the scales, matrices). addresses int64 [matrices, 4]: each matrix's
-    panels (0: no matrix), and the targets of its codes, scales and supers."""
-    at = addresses + 4 * tl.program_id(2)
-    panels = tl.load(at)
-    if panels != 0:
-        if tl.program_id(1) < PARTS:
-            HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
-            move_codes(
-                panels.to(tl.pointer_type(tl.int32)), tl.load(at + 1).to(tl.pointer_type(tl.int32)),
-                tl.program_id(1), K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
-                BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
-            )  # fmt: skip
-        else:
-            panel_bytes = panels.to(tl.pointer_type(tl.uint8))
-            scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
-            if HAS_SUPERS:
-                move_scales(
-                    panel_bytes, scales, tl.load(at + 3).to(tl.pointer_type(tl.int32)), STORED, SCALE_BYTES,
-                    BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES, OCTETS, Y, S,
+    matrix, PARTS programs for the codes and one for the scales, programs with ROUNDS matrices each). addresses int64
+    [matrices, 4]: each matrix's panels (0: no matrix), and the targets of its codes, scales and supers."""
+    for turn in tl.static_range(ROUNDS):
+        at = addresses + 4 * (turn * tl.num_programs(2) + tl.program_id(2))
+        panels = tl.load(at)
+        if panels != 0:
+            if tl.program_id(1) < PARTS:
+                HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
+                move_codes(
+                    panels.to(tl.pointer_type(tl.int32)), tl.load(at + 1).to(tl.pointer_type(tl.int32)),
+                    tl.program_id(1), K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
+                    BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
                 )  # fmt: skip
             else:
-                move_scales(
-                    panel_bytes, scales, None, STORED, SCALE_BYTES, BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES,
-                    OCTETS, Y, S,
-                )  # fmt: skip
+                panel_bytes = panels.to(tl.pointer_type(tl.uint8))
+                scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
+                if HAS_SUPERS:
+                    move_scales(
+                        panel_bytes, scales, tl.load(at + 3).to(tl.pointer_type(tl.int32)), STORED, SCALE_BYTES,
+                        BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES, OCTETS, Y, S,
+                    )  # fmt: skip
+                else:
+                    move_scales(
+                        panel_bytes, scales, None, STORED, SCALE_BYTES, BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES,
+                        OCTETS, Y, S,
+                    )  # fmt: skip
 
 
 def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
@@ -262,22 +263,25 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
     )
 
 
-def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -> None:
+def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int, rounds: int = 1) -> None:
     """Launches the conversion of matrices [rows, cols] of a quantised type from panels to planes, which may be anywhere
     on the addresses' device. Raises ValueError for a type of floats.
 
     addresses: int64 [matrices, 4]: each matrix's panels (0: no matrix), and its codes, scales and supers in planes
-    (0 if the type has none), all aligned to 16 bytes.
+    (0 if the type has none), all aligned to 16 bytes. rounds: matrices that a program converts one after another, a
+    divisor of their number; more than one for a table that is mostly empty.
     """
     if kind.plane_book is not None:
-        unpack_scattered_books(addresses, kind.plane_book, rows, cols)
+        unpack_scattered_books(addresses, kind.plane_book, rows, cols, rounds)
         return
     f = kind.layout
     if f is None:
         raise ValueError(f"{kind.name} is not quantised")
     sizes = _sizes(kind, cols)
     unpack_scattered_kernel(
-        (rows // PANEL_ROWS, sizes[1] + 1, len(addresses)), addresses, f.has_super, *sizes, num_warps=4
+        (rows // PANEL_ROWS, sizes[1] + 1, len(addresses) // rounds),
+        *(addresses, f.has_super, rounds, *sizes),
+        num_warps=4,
     )
 
 

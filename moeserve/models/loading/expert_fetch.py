@@ -14,6 +14,7 @@ The step's stream owns the map, the slots and the staging buffer while such a st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from moeserve.kernels.planes.panels_triton import unpack_scattered
 from moeserve.models.loading.promotion_tables import PLANES, Kind, SlotLayer
 from moeserve.quantization import QUANT_TYPES
 
+ROUNDS = 4  # of an unpacking program, at most: few of a layer's tables are full
 PROGRAMS = 32  # that copy: the GPU has nothing else to do meanwhile
 
 
@@ -58,7 +60,7 @@ class ExpertFetch:
         self._decay = decay
         self._rows = rows
         self._control = torch.zeros(2, dtype=torch.int32, device=device)
-        self._scratch = torch.zeros(4, experts, dtype=torch.int32, device=device)
+        self._scratch = torch.zeros(3, experts, dtype=torch.int32, device=device)
         self._fetched = torch.zeros(count, 4, dtype=torch.int32, device=device)
         self._scores = torch.zeros(count, experts, device=device)
         movable = torch.from_numpy(places).to(device)
@@ -114,7 +116,7 @@ class ExpertFetch:
         """Launches the copies, after the hand-off and before the GPU's experts."""
         copy_scattered(self._of(layer).copies, PROGRAMS)
         for (kind, rows, cols), addresses in self._addresses[layer]:
-            unpack_scattered(addresses, QUANT_TYPES[kind], rows, cols)
+            unpack_scattered(addresses, QUANT_TYPES[kind], rows, cols, gcd(len(self._staging), ROUNDS))
 
     def balance(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns what `ExpertHandoff.collect` needs to correct the share that is fetched."""

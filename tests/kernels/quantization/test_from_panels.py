@@ -94,8 +94,10 @@ def test_wrong_sizes_are_refused() -> None:
         panels_to_planes(torch.zeros(10, dtype=torch.uint8), empty_planes(Q4_K, (2, 40, 256), "cpu"))
 
 
-def test_matrices_wherever_they_lie() -> None:
-    """The last of a stack's experts and the first, into the places of two others in another stack."""
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_matrices_wherever_they_lie(rounds: int) -> None:
+    """The last of a stack's experts and the first, into the places of two others in another stack. With two
+    rounds one program converts both."""
     for kind in (Type.Q4_K, Type.Q6_K, Type.Q8_0, Type.TQ1_0):
         shape = (3, 32, 256)
         w = random_weights(kind, *shape)
@@ -118,7 +120,9 @@ def test_matrices_wherever_they_lie() -> None:
                 for source, slot in moves
             ]
         )
-        unpack_scattered(addresses.to(DEVICE), QUANT_TYPES[kind], 32, 256)
+        table = torch.zeros(2, rounds, 4, dtype=torch.int64)
+        table[:, 0] = addresses
+        unpack_scattered(table.view(-1, 4).to(DEVICE), QUANT_TYPES[kind], 32, 256, rounds)
         for source, slot in moves:
             assert torch.equal(dequantize(found, slot).cpu(), dequantize(expected, source))
         for tensor in targets:

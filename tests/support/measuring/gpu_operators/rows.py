@@ -249,7 +249,7 @@ def promotions() -> None:
             map_of, map_of, empty(experts), copies, copies, addresses, empty(2, dtype=i32)
         )  # fmt: skip
         ids = empty(8, 8, dtype=i32)
-        choose_fetched(ids, ids, layer, empty(2, dtype=i32), empty(4, experts, dtype=i32), empty(16, 64), 0.9)
+        choose_fetched(ids, ids, layer, empty(2, dtype=i32), empty(3, experts, dtype=i32), empty(16, 64), 0.9)
 
 
 def hand_off(n: int) -> None:
