@@ -32,9 +32,9 @@ class GpuConstants:
     row_s: float = 0.14e-6  # of each row in each layer: norms, rotation, routing, sorting
     handoff_s: float = 19e-6  # to the CPU pool and back, in each layer that has experts in RAM
     idle_handoff_s: float = 3e-6  # the same where the pool has nothing to compute
-    # What fetches cost a layer beside their copies, if it delays both GPU and pool. It is less than was measured later:
-    # the choice takes 18 to 24 us, and unpacking 16 that the pool's reads may hide (docs/results/experts-in-ram.md).
-    # With it plans have 0.87 to 1.06 of the measured speed (docs/results/planner.md).
+    # What fetches cost a layer beside their copies, if it delays both GPU and pool: the choice takes 8 to 13 us, and
+    # unpacking 2 to 5, twice, which the pool's reads may hide (docs/results/experts-in-ram.md). With it
+    # plans have 0.87 to 1.06 of the measured speed (docs/results/planner.md).
     fetch_s: float = 12e-6
     ram_read: float = 0.86  # experts in RAM
     pcie: float = (
