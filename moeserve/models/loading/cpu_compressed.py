@@ -26,7 +26,7 @@ def load_compressed_attention(
     a matrix by their full names. norm: the norm or stream mix before it. by_group: loads a matrix as a given number of
     matrices, each with an equal part of the rows."""
     parts = [matrix(n.of_layer(index, part)) for part, _ in shape.input_parts]
-    of_q = [n.ATTN_Q_B] if shape.indexer is None else [n.ATTN_Q_B, n.INDEXER_Q_B]
+    index_q = None if shape.indexer is None else matrix(n.of_layer(index, n.INDEXER_Q_B))
     return CpuCompressedAttention(
         norm=norm,
         inputs=[
@@ -34,7 +34,8 @@ def load_compressed_attention(
             for first in range(0, len(parts), GROUP_MATRICES)
         ],
         q_a_norm=vector(n.of_layer(index, n.ATTN_Q_A_NORM)),
-        q_b=LinearGroup([matrix(n.of_layer(index, part)) for part in of_q]),
+        q_b=LinearGroup([matrix(n.of_layer(index, n.ATTN_Q_B))]),
+        index_q_b=None if index_q is None else LinearGroup([index_q]),
         kv_norm=vector(n.of_layer(index, n.ATTN_KV_A_NORM)),
         compressors=[
             CompressorParameters(vector(n.of_layer(index, names.bias)), vector(n.of_layer(index, names.norm)))

@@ -184,7 +184,8 @@ class CpuCompressedAttention:
     norm: CpuInput
     inputs: list[LinearGroup]  # as CompressedAttentionShape.input_parts
     q_a_norm: Tensor  # float32 [q_rank]
-    q_b: LinearGroup  # [heads * head_dim, q_rank], and of index queries if there is an indexer
+    q_b: LinearGroup  # [heads * head_dim, q_rank]
+    index_q_b: LinearGroup | None  # of index queries; None: the layer has no indexer
     kv_norm: Tensor  # float32 [head_dim]
     compressors: list[CompressorParameters]  # as CompressedAttentionShape.compressors
     sinks: Tensor  # float32 [heads]

@@ -179,6 +179,22 @@ def test_the_indexer_chooses(tmp_path: Path) -> None:
     assert not torch.equal(chosen[same:], found[same:])
 
 
+@pytest.mark.parametrize("repeats_steps", [False, True])
+def test_index_queries_are_computed_where_rows_choose(tmp_path: Path, repeats_steps: bool) -> None:
+    """Not in steps whose rows attend to all entries; a record of such a step is not repeated where a row chooses."""
+    path, first = write_model(new_model(8), tmp_path / "m.gguf", Type.F16), 4 * (CHOSEN + 1) - 1
+    engine = Engine(stream_of(ISAS[-1]), path, repeats_steps=repeats_steps)
+    space = engine.model._space.compressed
+    assert space is not None
+    assert space.index_q is not None
+    whole = Engine(stream_of(ISAS[-1]), path).logits(TOKENS[: first + 6])
+    space.index_q.fill_(torch.nan)
+    assert torch.equal(engine.logits(TOKENS[:first], 1), whole[:first])
+    assert space.index_q.isnan().all()
+    assert torch.equal(engine.logits(TOKENS[: first + 6], 1), whole)
+    assert not space.index_q[0].isnan().any()
+
+
 def test_the_pool_takes_the_bytes_that_are_planned(tmp_path: Path) -> None:
     """Entries of their blocks and spare slots; rings by state slot, and a step's keys."""
     path = write_model(new_model(8), tmp_path / "m.gguf", Type.F16)

@@ -101,16 +101,13 @@ def project_compressed(
     assert s is not None
     read_residual(stream, w.norm, eps, n, space)
     outputs = [s.q_a, s.kv, *(product for pair in s.products(shape) for product in pair)]
-    queries = [space.q]
     if shape.indexer is not None:
         assert s.index_weights is not None
-        assert s.index_q is not None
         outputs.append(s.index_weights)
-        queries.append(s.index_q)
     for first, group in zip(range(0, len(outputs), GROUP_MATRICES), w.inputs, strict=True):
         stream.linear(space.y, n, group, outputs[first : first + GROUP_MATRICES])
     stream.norm(s.q_a, w.q_a_norm, eps, n, s.q_a_normed)
-    stream.linear(s.q_a_normed, n, w.q_b, queries)
+    stream.linear(s.q_a_normed, n, w.q_b, [space.q])
 
 
 def attend_compressed(
@@ -134,8 +131,14 @@ def attend_compressed(
     """
     assert isinstance(w, CpuCompressedAttention)
     assert plans is not None
-    n, s, indexer, plan = batch.n, space.compressed, shape.indexer, plans.of(shape)
+    n, s, plan = batch.n, space.compressed, plans.of(shape)
     assert s is not None
+    # A step whose rows attend to all entries needs no index queries.
+    indexer = shape.indexer if plan.chooses else None
+    if indexer is not None:
+        assert w.index_q_b is not None
+        assert s.index_q is not None
+        stream.linear(s.q_a_normed, n, w.index_q_b, [s.index_q])
     angles = RowAngles(form.cos, form.sin, batch.positions)
     stream.compressed_store(
         space.q, s.kv, w.kv_norm, eps, shape.scale, angles, plan, kv, n, shape.num_heads,
