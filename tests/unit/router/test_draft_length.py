@@ -51,6 +51,15 @@ def test_none_where_a_row_costs_a_token() -> None:
     assert chosen(told(computes), [record_of(0.9)] * 3) == [0, 0, 0]
 
 
+def test_all_that_may_be_of_many_right_ones() -> None:
+    """A row costs 0.45 of a token here, so that 16 right drafts bring twice the speed, and a token then takes hardly
+    more time than a row."""
+    lengths = told(lambda rows: 27.5 + 22.5 * rows, right=1.0)
+    assert chosen(lengths, [record_of(1.0)], 16) == [16]
+    assert chosen(lengths, [record_of(0.98)], 16)[0] >= 8
+    assert chosen(lengths, [record_of(0.3)], 16) == [0]
+
+
 def test_the_longer_the_likelier() -> None:
     """A row costs a fifth of a token here, so that a draft should be right more often than that."""
     lengths = told(lambda rows: 40.0 + 10.0 * rows)

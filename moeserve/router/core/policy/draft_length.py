@@ -6,9 +6,10 @@ requests) and the time of drafting; on a GPU also the wait for the host, because
 ahead. All are measured: rows by `StepCost`, drafting by the worker, the probability by each request's own recent
 drafts.
 
-Drafts of all requests are sorted by value, and the best number of the most valuable ones is taken, or none if none
-pays. Because texts change, a request without drafts is occasionally tried with one if right drafts would pay: less
-and less often while the trials fail. As all this may err, `DraftAccount` bounds what drafts may lose.
+Drafts of all requests are sorted by value, and as many of the most valuable ones are taken as give the most tokens per
+millisecond, or none if none pays. Because texts change, a request without drafts is occasionally tried with one if
+right drafts would pay: less and less often while the trials fail. As all this may err, `DraftAccount` bounds what
+drafts may lose.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from moeserve.router.core.request import DraftRecord
 KEEP = 0.9  # decay of the moving averages per value
 PRIOR = 2.0  # weight, in outcomes, of all requests' average beside a request's own
 FIRST_GUESS = 0.7  # assumed share of right drafts before any is verified
-MARGIN = 1.1  # factor by which the value must exceed the cost, as both are estimates
+MARGIN = 1.1  # factor on what drafts cost, as costs and gains are estimates
 # Rows with drafts before which one request a step has one draft. As the first of them may be slow once, their drafting
 # counts as the least of them, and the account pays at most a step's time for each.
 LEARNING = 4
@@ -207,16 +208,9 @@ class DraftLength:
                 every.append((tokens, at))
         every.sort(key=lambda draft: -draft[0])
         del every[budget:]
-        # The time per token at the best number so far, with which the next one is computed.
-        each = without / len(records)
-        if not self._pay_without_rows(every, each):
+        if not self._pay_without_rows(every, without / len(records)):
             return []
-        best = 0
-        for _ in range(2):
-            best, each = self._best_number(every, records, context, without, each)
-            if not best:
-                break
-        return every[:best]
+        return every[: self._best_number(every, records, context, without)]
 
     def _pay_without_rows(self, every: Sequence[tuple[float, int]], token_ms: float) -> bool:
         """Returns whether some number of drafts would pay if their rows took no time: `_best_number` is slow."""
@@ -228,27 +222,23 @@ class DraftLength:
         return False
 
     def _best_number(
-        self,
-        every: Sequence[tuple[float, int]],
-        records: Sequence[DraftRecord],
-        context: int,
-        without: float,
-        token_ms: float,
-    ) -> tuple[int, float]:
-        """Returns the best number of drafts, and the resulting milliseconds per token."""
+        self, every: Sequence[tuple[float, int]], records: Sequence[DraftRecord], context: int, without: float
+    ) -> int:
+        """Returns the number of drafts with which a step yields the most tokens per millisecond; 0 if none has more
+        than the step without drafts. What drafts save is not compared with what each costs: with many right drafts
+        the time per token falls to hardly more than a row's, and all of them would seem to save nothing."""
         rows, made, tokens = len(records), 0.0, 0.0
-        best, profit, best_ms = 0, 0.0, without / rows
+        best, fastest = 0, rows / without
         interval = max(len(every) // NUMBERS, 1)
         for number, (worth, at) in enumerate(every, 1):
             tokens += worth
             made += records[at].made
             if number % interval and number != len(every):
                 continue
-            more = self._cost_ms(rows, made, number, context, without)
-            if tokens * token_ms - MARGIN * more > profit:
-                profit = tokens * token_ms - MARGIN * more
-                best, best_ms = number, (without + more) / (rows + tokens)
-        return best, best_ms
+            more = MARGIN * self._cost_ms(rows, made, number, context, without)
+            if (rows + tokens) / (without + more) > fastest:
+                best, fastest = number, (rows + tokens) / (without + more)
+        return best
 
     def _cost_ms(self, rows: int, made: float, allowed: int, context: int, without: float) -> float:
         """Returns the milliseconds that drafts add to a step: for `made` more rows, for drafting `allowed` ones, and
