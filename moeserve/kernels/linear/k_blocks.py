@@ -110,6 +110,9 @@ def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.c
     code = code[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
     row = scales + r * row_words(F, COLS)
     word = row + u * F.words
+    if F.words == 1:
+        # Otherwise a thread would load several K blocks' words, which then go to the others through shared memory.
+        word = tl.max_contiguous(word, [1, 1, 1])
     PARTS: tl.constexpr = F.parts
     WORDS: tl.constexpr = F.words
     parts, words = (), ()

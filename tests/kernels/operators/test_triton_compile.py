@@ -71,6 +71,15 @@ def test_q8_0_keys_and_values_become_float16_several_at_once() -> None:
 
 
 @pytest.mark.slow
+def test_scales_of_mxfp4_are_loaded_where_they_are_used() -> None:
+    """Shared memory is only for sums over a program's columns; scales that go to other threads take 2 KB or more."""
+    lines = [line.split() for line in compile_calls("experts, gpt-oss, few").splitlines()]
+    shared = {line[0]: int(line[1]) for line in lines if line[0] in ("up_kernel", "down_kernel")}
+    assert len(shared) == 2
+    assert max(shared.values()) < 1024, shared
+
+
+@pytest.mark.slow
 def test_experts_weights_are_taken_apart_in_pairs() -> None:
     """With 65 rows and more, in bfloat16. test_triton_experts.py checks their values on a GPU."""
     lines = [line.split() for line in compile_calls("experts, 128 and 256, of k-quants").splitlines()]
