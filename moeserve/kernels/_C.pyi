@@ -752,3 +752,27 @@ def block_float_attention(
     q: Tensor, k: Tensor, v: Tensor, dim: int, scale: float, out: Tensor, threads: int
 ) -> None: ...
 def has_block_float() -> bool: ...
+
+NGRAM_JOB: int  # the address of a CUhostFn, whose argument a `NgramTable.job` is
+
+def run_ngram_job(job: int) -> None: ...
+
+class NgramTable:
+    """csrc/ngrams/ngram_table.h. tokens: int32 [n]; previous: int32 [n, earlier tokens]."""
+
+    @staticmethod
+    def make(
+        parts: Sequence[tuple[int, int, int, int, int]],
+        files: Sequence[tuple[int, int, int, int, int]],
+        heads: tuple[
+            Sequence[int], Sequence[int], Sequence[int], int
+        ],  # multipliers, rows, offsets, end token
+        form: tuple[int, int, int, int, float],  # type, columns, bytes, scaled block, scale
+        cached: int,
+    ) -> NgramTable: ...
+    def take(
+        self, tokens: npt.NDArray[np.int32], previous: npt.NDArray[np.int32], out: npt.NDArray[np.uint8]
+    ) -> None: ...
+    def job(self, tokens: int, previous: npt.NDArray[np.int32], out: int) -> int: ...
+    def take_failures(self, but: int) -> list[int]: ...
+    def take_counts(self) -> tuple[int, int]: ...

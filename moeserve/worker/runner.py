@@ -203,7 +203,10 @@ class Runner:
                 times.compute_ms,
             )
         pages, cache = self._orders.page_report(), self.engine.take_expert_cache_counts()
-        disk = None if self._disk is None else self._disk.end_step(step.layout, self._sequences)
+        disk = None
+        if self._disk is not None:
+            is_followed = self._under_way is not None
+            disk = self._disk.end_step(step.layout, self._sequences, is_followed=is_followed)
         return StepResult(
             step.plan.step,
             step.sampled,

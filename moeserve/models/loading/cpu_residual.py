@@ -21,7 +21,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuStreamMean,
     CpuStreamMix,
 )
-from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.loading.ngram_rows import NgramRows
 from moeserve.models.loading.unnormed import Unnormed
 from moeserve.models.residual import AttentionResiduals, SinkhornConnections
 from moeserve.models.sources.gguf import names as n
@@ -90,7 +90,7 @@ def load_ngrams(
     conv = vector(n.of_layer(index, n.PLE_CONV1D)).view(-1, shape.conv_kernel)
     norms = (n.PLE_NORM_QUERY, n.PLE_NORM_KEY, n.PLE_NORM_CONV)
     return CpuNgrams(
-        table=TableRows(source, n.LAYER_INPUT_EMBD),
+        table=NgramRows(source, shape),
         products=LinearGroup([matrix(n.of_layer(index, part)) for part in (n.PLE_KEY, n.PLE_VALUE)]),
         norms=NgramNorms(*(vector(n.of_layer(index, norm)) for norm in norms)),
         conv=conv.t().contiguous(),

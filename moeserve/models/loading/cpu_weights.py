@@ -14,7 +14,7 @@ from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
-from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.loading.ngram_rows import NgramRows
 from moeserve.models.loading.unnormed import Unnormed
 from moeserve.models.residual import StreamReading
 from moeserve.models.sources.experts_in_file import ExpertsInFile
@@ -84,7 +84,7 @@ class CpuNgrams:
     """The weights of a layer's n-gram embeddings: the table, which stays in the file, and the matrices and norms after
     it. See kernels/ngrams/reference.py."""
 
-    table: TableRows
+    table: NgramRows
     products: LinearGroup  # [streams * hidden, width] of keys, [hidden, width] of values
     norms: NgramNorms
     conv: Tensor  # float32 [taps, streams * hidden]

@@ -21,7 +21,7 @@ from moeserve.models.loading.gpu_inputs import (
 )
 from moeserve.models.loading.gpu_weights import GpuNgrams
 from moeserve.models.loading.merged_linear import MergedLinear
-from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.loading.ngram_rows import NgramRows
 from moeserve.models.loading.unnormed import Unnormed
 from moeserve.models.residual import AttentionResiduals, SinkhornConnections
 from moeserve.models.sources.gguf import names as n
@@ -77,7 +77,7 @@ def load_ngrams(
     if shape is None or shape.layer != index:
         return None
     norms = (n.PLE_NORM_QUERY, n.PLE_NORM_KEY, n.PLE_NORM_CONV)
-    table = TableRows(source, n.LAYER_INPUT_EMBD)
+    table = NgramRows(source, shape)
     bring_codebook(table.ggml_type)
     return GpuNgrams(
         table=table,

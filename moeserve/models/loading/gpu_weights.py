@@ -14,7 +14,7 @@ from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import Mamba2Parameters
 from moeserve.models.loading.gpu_inputs import GpuInput, input_bytes
 from moeserve.models.loading.merged_linear import MergedLinear
-from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.loading.ngram_rows import NgramRows
 from moeserve.quantization.table import F16
 
 
@@ -43,7 +43,7 @@ class GpuNgrams:
     """The weights of a layer's n-gram embeddings: the table, which stays in the file, and the matrices and norms after
     it. See kernels/ngrams/reference.py."""
 
-    table: TableRows  # in the file
+    table: NgramRows  # in the file
     products: list[MergedLinear]  # the rows of key and value
     norms: NgramNorms  # float32 [streams * hidden]
     conv: Tensor  # [taps, streams * hidden], the weight of the oldest token first

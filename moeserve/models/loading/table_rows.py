@@ -3,11 +3,13 @@ rows.
 
 Recently used rows are kept in RAM, in a direct-mapped cache: each row has one possible place, which it shares with
 other rows. If the file is written to while it is served, its rows are not read any more: tokens that need one fail.
+`NgramRows` does the same in C++ where the rows are in mapped memory.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,15 +36,22 @@ class TableRows:
         self.ggml_type = int(tensor.type)
         self.count = tensor.shape[0]  # rows of the table
         self.row_bytes = tensor.nbytes // tensor.shape[0]
-        places = max(1, cached_table_bytes(tensor.nbytes) // self.row_bytes)
-        # The number of the row at each place; -1: empty. The operating system allocates the pages of `_rows` at first
-        # use.
-        self._row_at = np.full(places, -1, np.int64)
-        self._rows = np.empty((places, self.row_bytes), np.uint8)
+        self.cached = max(1, cached_table_bytes(tensor.nbytes) // self.row_bytes)  # most rows in RAM
         self.hits = 0  # rows found in RAM since the last `take_counts`
         self.reads = 0  # rows read from the file since the last `take_counts`
-        self._files = [_OpenFile(path, version) for path, version in source.files_of(name).items()]
+        self.files = [OpenFile(path, version) for path, version in source.files_of(name).items()]
         self._failed = np.zeros(0, np.int64)
+
+    @cached_property
+    def _row_at(self) -> Int64s:
+        """The number of the row at each place; -1: empty."""
+        return np.full(self.cached, -1, np.int64)
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return np.empty(
+            (self.cached, self.row_bytes), np.uint8
+        )  # the system allocates the pages at first use
 
     def take(self, of_tokens: Int64s) -> Rows:
         """Returns the bytes of the tokens' rows, uint8 [tokens * heads, row_bytes], and caches them; zeros for rows
@@ -74,16 +83,21 @@ class TableRows:
     def take_failures(self) -> list[tuple[int, str]]:
         """Returns the tokens of `take` since the last call that lacked a row, by number, each with the cause."""
         failed, self._failed = self._failed, np.zeros(0, np.int64)
-        return [(token, CHANGED.format(name=self._name)) for token in failed.tolist()]
+        return [(token, self.changed) for token in failed.tolist()]
+
+    @property
+    def changed(self) -> str:
+        """The cause of failures."""
+        return CHANGED.format(name=self._name)
 
     def _read(self, rows: Int64s) -> Rows | None:
         """Reads rows from the file; returns None if it has changed. It is looked at before, because a mapped file that
         has become shorter must not be touched, and after."""
-        if any(file.is_changed for file in self._files):
+        if any(file.is_changed for file in self.files):
             return None
         read = self._source.rows(self._name, rows)
         self.reads += len(rows)
-        return None if any(file.is_changed for file in self._files) else read
+        return None if any(file.is_changed for file in self.files) else read
 
     def take_counts(self) -> tuple[int, int]:
         """Returns `hits` and `reads` since the last call."""
@@ -98,7 +112,7 @@ class TableRows:
         self._rows[place] = read[first]
 
 
-class _OpenFile:
+class OpenFile:
     """A file whose later changes are noticed, also after another has its name."""
 
     def __init__(self, path: Path, version: FileVersion) -> None:
@@ -117,6 +131,11 @@ class _OpenFile:
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+
+    @property
+    def number_and_version(self) -> tuple[int, int, int, int, int]:
+        """The open file's number, then the fields of the version."""
+        return self._fd, *self._version
 
     @property
     def is_changed(self) -> bool:

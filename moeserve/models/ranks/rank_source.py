@@ -13,6 +13,7 @@ import numpy as np
 from moeserve.models.ranks.rank_share import RankShare, TensorSlice
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.regular_file import FileVersion
+from moeserve.models.sources.row_places import RowPlaces
 from moeserve.models.sources.source import ModelSource
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -76,6 +77,10 @@ class RankSource:
     def rows(self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
         """See ModelSource. Only for tensors that every rank has whole."""
         return self._source.rows(self._share.name_in_model(name), rows)
+
+    def row_places(self, name: str) -> RowPlaces | None:
+        """See ModelSource. Only for tensors that every rank has whole."""
+        return self._source.row_places(self._share.name_in_model(name))
 
     def files_of(self, name: str) -> Mapping[Path, FileVersion]:
         """See ModelSource."""

@@ -15,6 +15,7 @@ import numpy as np
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.regular_file import FileVersion
+from moeserve.models.sources.row_places import RowPlaces
 
 
 class TensorSource(Protocol):
@@ -75,6 +76,11 @@ class ModelSource(TensorSource, Protocol):
         self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Returns a copy of some of the tensor's rows: uint8 [n, bytes of a row]. No others are read from the disk."""
+        ...
+
+    def row_places(self, name: str) -> RowPlaces | None:
+        """Returns where the rows that `rows` reads are in mapped memory, and switches read-ahead off for them; None if
+        they are made when they are read. KeyError if absent."""
         ...
 
     def files_of(self, name: str) -> Mapping[Path, FileVersion]:

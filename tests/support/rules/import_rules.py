@@ -68,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.first_bytes",
         "moeserve.models.sources.model_files",
         "moeserve.models.sources.regular_file",
+        "moeserve.models.sources.row_places",
         "moeserve.quantization",
     },
     "moeserve.models.sources.huggingface": {
@@ -78,6 +79,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.splits",
         "moeserve.models.sources.json_files",
         "moeserve.models.sources.regular_file",
+        "moeserve.models.sources.row_places",
         "moeserve.models.sources.weight_files",
         "moeserve.quantization",
     },
@@ -159,6 +161,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models.sources.first_bytes": set(),
     "moeserve.models.sources.model_files": set(),
+    "moeserve.models.sources.row_places": set(),
     "moeserve.models.sources.json_files": {"moeserve.models.errors", "moeserve.models.sources.regular_file"},
     "moeserve.models.sources.weight_files": {"moeserve.models.errors", "moeserve.models.sources.json_files"},
     "moeserve.models.neutral_settings": set(),

@@ -11,6 +11,7 @@ void bind_engine(nb::module_& m);
 void bind_expert_cache(nb::module_& m);
 void bind_formats(nb::module_& m);
 void bind_handoff(nb::module_& m);
+void bind_ngrams(nb::module_& m);
 void bind_promotions(nb::module_& m);
 void bind_sampling(nb::module_& m);
 }  // namespace moeserve
@@ -23,6 +24,7 @@ NB_MODULE(_C, m) {
   moeserve::bind_expert_cache(m);
   moeserve::bind_formats(m);
   moeserve::bind_handoff(m);
+  moeserve::bind_ngrams(m);
   moeserve::bind_promotions(m);
   moeserve::bind_sampling(m);
 }

@@ -24,7 +24,7 @@ def look_up(
     """Reads the tokens' rows of the table, from RAM or the file, and launches their conversion. tokens, previous: see
     `NgramHashes.rows`."""
     assert space.ngrams is not None
-    rows = w.table.take(shape.hashes.rows(tokens, previous))
+    rows = w.table.take(tokens, previous)
     ids = torch.arange(len(rows), dtype=torch.int32)
     embedded = space.ngrams.embedded.view(-1, shape.head_width)
     stream.embed(rows, w.table.ggml_type, ids, len(rows), embedded)

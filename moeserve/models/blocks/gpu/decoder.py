@@ -58,7 +58,7 @@ from moeserve.models.loading.expert_fetch import ExpertFetch
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_inputs import GpuStreams, input_bytes, norm_weight
 from moeserve.models.loading.gpu_weights import GpuWeights, float_type, has_float_weights, plane_tensors
-from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.loading.ngram_rows import NgramRows
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import GPU_LOGIT_ROWS, head_arena_bytes, step_sizes
 
@@ -232,18 +232,17 @@ class GpuDecoder:
                 upload(rows[:, hidden:], s.deep[first : first + len(rows)])
 
     @property
-    def table(self) -> TableRows | None:
+    def table(self) -> NgramRows | None:
         """The table of the n-gram embeddings that a layer here adds; None if none does."""
         return None if self._ngrams is None else self._ngrams.table
 
     def place_ngrams(self, size: int, tokens: Int32s, previous: Int32s) -> None:
         """Reads the n-gram embeddings of the next step's rows, and launches their copy. Call it before `forward`,
         only if the model has a `table`. size: the step's padded size. tokens, previous: see `NgramHashes.rows`."""
-        space, shape = self._spaces[size].ngrams, self.shape.ngrams
+        space = self._spaces[size].ngrams
         assert self._ngrams is not None
         assert space is not None
-        assert shape is not None
-        look_up(self._ngrams, shape, tokens, previous, space)
+        look_up(self._ngrams, tokens, previous, space)
 
     def clear_ngrams(self, size: int) -> None:
         """Places zeros as n-gram embeddings, for a dummy step, as `place_ngrams` places real ones. Does nothing for a

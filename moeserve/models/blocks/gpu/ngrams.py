@@ -18,15 +18,14 @@ from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace
 from moeserve.models.blocks.gpu.workspace import GpuStateRows, GpuWorkspace
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.gpu_weights import GpuNgrams
-from moeserve.models.residual import NgramShape
 
 Int32s = npt.NDArray[np.int32]
 
 
-def look_up(w: GpuNgrams, shape: NgramShape, tokens: Int32s, previous: Int32s, space: NgramWorkspace) -> None:
+def look_up(w: GpuNgrams, tokens: Int32s, previous: Int32s, space: NgramWorkspace) -> None:
     """Reads the tokens' rows of the table, from RAM or the file, and launches their copy to the GPU. tokens, previous:
     see `NgramHashes.rows`."""
-    rows = w.table.take(shape.hashes.rows(tokens, previous))
+    rows = w.table.take(tokens, previous)
     into = space.embedded[: len(tokens)]
     embedded = torch.empty(into.shape, pin_memory=into.is_cuda)
     _C.dequantize_row(w.table.ggml_type, rows.ctypes.data, embedded.numel(), embedded.data_ptr())

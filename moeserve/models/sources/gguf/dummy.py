@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.models.sources.regular_file import FileVersion
+from moeserve.models.sources.row_places import RowPart, RowPlaces
 from moeserve.quantization import QuantType, StoredScales
 from moeserve.quantization.codebook import Codebook
 from moeserve.quantization.quant_type import FLOAT32_BYTES
@@ -77,6 +78,13 @@ class DummyFile(GGUFFile):
         block = tensor.type.block_bytes
         first = rows * 1_000_003 % (len(pool) // 2 // block) * block
         return np.take(pool, (first[:, None] + np.arange(row_bytes)) % len(pool))
+
+    def row_places(self, name: str) -> RowPlaces:
+        """Returns where `rows` takes its random rows from."""
+        tensor = self.tensors[name]
+        pool, block = self._pool(tensor.type, std_of(tensor)), tensor.type.block_bytes
+        part = RowPart(pool.ctypes.data, tensor.shape[0], block, 1_000_003, len(pool) // 2 // block)
+        return RowPlaces((part,), (pool,))
 
     def files_of(self, name: str) -> dict[Path, FileVersion]:
         """Returns no file: the weights are random."""

@@ -12,6 +12,7 @@ import numpy as np
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.model_files import SPLIT_NAME, listed, models_of, split_names
 from moeserve.models.sources.regular_file import FileVersion, drop_cached, map_version
+from moeserve.models.sources.row_places import RowPlaces
 
 from .errors import GGUFError
 from .fused_ffn import gate_and_up
@@ -84,12 +85,25 @@ class GGUFFile:
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Returns a copy of some rows of a matrix: uint8 [n, bytes of a row]. The system reads only these rows' pages
         of the file. Raises KeyError if the tensor is absent."""
+        self._read_sparsely(name)
+        return np.take(self.data(name).reshape(self.tensors[name].shape[0], -1), rows, axis=0)
+
+    def row_places(self, name: str) -> RowPlaces | None:
+        """See ModelSource."""
         tensor = self.tensors[name]
-        if name not in self._sparsely_read:  # switches read-ahead off, because the rows are scattered
-            self._sparsely_read.add(name)
-            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            self._buffers[tensor.part].madvise(mmap.MADV_RANDOM, start, tensor.offset + tensor.nbytes - start)
-        return np.take(self.data(name).reshape(tensor.shape[0], -1), rows, axis=0)
+        if tensor.half is not None:
+            return None
+        self._read_sparsely(name)
+        return RowPlaces.of(self.data(name).reshape(tensor.shape[0], -1))
+
+    def _read_sparsely(self, name: str) -> None:
+        """Switches read-ahead off, because the rows are scattered."""
+        if name in self._sparsely_read:
+            return
+        self._sparsely_read.add(name)
+        tensor = self.tensors[name]
+        start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._buffers[tensor.part].madvise(mmap.MADV_RANDOM, start, tensor.offset + tensor.nbytes - start)
 
     def files_of(self, name: str) -> dict[Path, FileVersion]:
         """See ModelSource."""

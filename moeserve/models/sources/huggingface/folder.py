@@ -20,6 +20,7 @@ from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.json_files import read_json
 from moeserve.models.sources.model_files import is_model_file
 from moeserve.models.sources.regular_file import FileVersion
+from moeserve.models.sources.row_places import RowPlaces
 from moeserve.models.sources.weight_files import weight_files
 from moeserve.quantization.table import ZERO_TYPES
 
@@ -109,6 +110,11 @@ class HuggingFaceFolder:
         if made is not None and made.take is not None:
             return made.take(rows)
         return np.take(self.data(name).reshape(self.tensors[name].shape[0], -1), rows, axis=0)
+
+    def row_places(self, name: str) -> RowPlaces | None:
+        """See ModelSource."""
+        made = self._made.get(name)
+        return None if made is None or made.places is None else made.places()
 
     def files_of(self, name: str) -> dict[Path, FileVersion]:
         """See ModelSource."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.models.errors import ModelError, SettingError
+from moeserve.models.sources.row_places import RowPlaces
 from moeserve.quantization import QuantType
 from moeserve.quantization.reference import dequantize
 from moeserve.quantization.table import BF16, F16, F32
@@ -35,6 +36,7 @@ class MadeTensor:
     order: npt.NDArray[np.int32] | None = None  # as PackedWeight.order
     # Reads only these rows of a table, uint8 [n, bytes of a row]. None: rows are taken from the result of `make`.
     take: Callable[[npt.NDArray[np.int64]], Bytes] | None = None
+    places: Callable[[], RowPlaces] | None = None  # returns where `take` finds the rows; None: nowhere
 
 
 def floats_made(

@@ -151,6 +151,12 @@ def _stored(
     return StoredTensor(path, name, tuple(entry.shape), entry.dtype, start, end, buffer, version)
 
 
+def stored_bytes(tensor: StoredTensor) -> npt.NDArray[np.uint8]:
+    """Returns the bytes of a matrix, uint8 [rows, bytes of a row]; a view of the file."""
+    data = np.frombuffer(tensor.buffer, np.uint8, tensor.end - tensor.start, tensor.start)
+    return data.reshape(tensor.shape[0], -1)
+
+
 def stored_numbers(tensor: StoredTensor) -> npt.NDArray[Any]:
     """Returns the tensor's elements as unsigned integers of the same width (uint8 to uint64), in its shape; a view of
     the file."""

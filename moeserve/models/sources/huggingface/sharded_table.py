@@ -20,11 +20,12 @@ import numpy.typing as npt
 from moeserve.models.errors import ModelError, SettingError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.row_places import RowPlaces
 from moeserve.quantization.table import FP8_TYPES
 
 from .fp8_blocks import is_shard, scale_values
 from .made_tensor import Bytes, MadeTensor, find_part
-from .safetensors_file import FP8, TYPES, StoredTensor, stored_numbers
+from .safetensors_file import FP8, TYPES, StoredTensor, stored_bytes, stored_numbers
 
 Int64s = npt.NDArray[np.int64]
 _NGRAMS = "ple.ple_embedding."  # prefix after "model.layers.N."
@@ -134,6 +135,7 @@ class _Table:
             self._sources,
             lambda: self.take(np.arange(rows)).reshape(-1),
             take=self.take,
+            places=self.places,
         )
 
     def take(self, rows: Int64s) -> Bytes:
@@ -145,6 +147,14 @@ class _Table:
             here = shard_of == index
             out[here] = self._blocks(stored_numbers(self._shards[index])[rows[here] - self._firsts[index]])
         return out
+
+    def places(self) -> RowPlaces:
+        """Returns where the shards' rows are."""
+        self._advise()
+        places = RowPlaces.of(*(stored_bytes(shard) for shard in self._shards))
+        if self._type.block_columns == 1:
+            return places
+        return places.scaled(self._type.block_columns, float(self._scale[0]))
 
     def _blocks(self, numbers: npt.NDArray[Any]) -> Bytes:
         if self._type.block_columns == 1:

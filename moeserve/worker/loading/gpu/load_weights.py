@@ -16,9 +16,9 @@ from moeserve.models.loading.disk_slots import RamSlots
 from moeserve.models.loading.gpu_draft_head import GpuDraftHead, GpuDraftHeadLoader
 from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.gpu_weights import GpuWeights, float_type
+from moeserve.models.loading.ngram_rows import NgramRows
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
-from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.loading.unpacked_experts import with_unpacked_experts
 from moeserve.placement.disk_tier import ram_pins
 from moeserve.placement.expert_cache.policy import DECAY
@@ -93,7 +93,7 @@ class LoadedWeights:
     nbytes: int  # of all processes together
 
     @property
-    def table(self) -> TableRows | None:
+    def table(self) -> NgramRows | None:
         """The table of n-gram embeddings, whose layer is on the GPU or in RAM; None: the model has none."""
         in_ram = None if self.in_ram is None else self.in_ram.cpu_stage
         of_stage = None if in_ram is None else in_ram.ngrams
