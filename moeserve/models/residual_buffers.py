@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from moeserve.kernels.streams.product_sums import PRODUCT_ROWS, product_sums
 from moeserve.models.buffers import Buffer, activation_buffers
 from moeserve.models.residual import AttentionResiduals, NgramShape, ResidualStreams, SinkhornConnections
 
@@ -15,9 +18,10 @@ def stream_buffers(
         return []
     width = streams.count * hidden
     if isinstance(streams, SinkhornConnections):
+        sums = prod(product_sums(min(rows, PRODUCT_ROWS), hidden, streams.mix_values))
         return [
             *activation_buffers("stream_normed", rows, width, acts, quantised=quantised),
-            Buffer("stream_products", (rows * streams.mix_values,)),
+            Buffer("stream_products", (max(rows * streams.mix_values, sums),)),
             Buffer("stream_weights", (rows, streams.added_values)),
         ]
     return [

@@ -9,10 +9,16 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.norm.op import norm_warps
+from moeserve.kernels.streams.product_sums import PRODUCT_COLUMNS
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
-from moeserve.kernels.streams.sinkhorn_triton import mixed_norm_kernel, read_mixed_kernel
+from moeserve.kernels.streams.sinkhorn_triton import (
+    mixed_norm_kernel,
+    mixed_products_kernel,
+    read_mixed_kernel,
+)
 
 COLUMNS = 1024  # of each stream, that a program mixes at once
+PRODUCT_WARPS = 4  # of a program of `mixed_products`
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,29 @@ def norm_mixed(
     )  # fmt: skip
 
 
+def mixed_products(
+    x: Tensor,
+    block: MixedBlock | None,
+    rows: Tensor | None,
+    streams: int,
+    count: Tensor,
+    matrix: Tensor,
+    sums: Tensor,
+) -> None:
+    """Mixes x's streams and adds the block's output to each, unless block is None, as `norm_mixed` does; leaves to
+    `read_mixed` the products of a matrix with x over the root mean square, as sums over some columns, for i < count[0].
+    matrix: floats [values, streams * hidden]; sums float32, of shape `product_sums`; x, block, rows: `norm_mixed`'s."""
+    assert block is None or rows is None
+    hidden, values = x.shape[1] // streams, len(matrix)
+    mixed_products_kernel(
+        sums.shape[:2], x, None if block is None else block.parts, None if block is None else block.part_weights,
+        None if block is None else block.ids, None if block is None else block.extra,
+        None if block is None else block.weights, rows, count, matrix, sums,
+        streams, hidden, 0 if block is None or block.parts is None else block.parts.shape[1], values,
+        next_power_of_2(values), PRODUCT_COLUMNS, pdl(), num_warps=PRODUCT_WARPS, launch_pdl=pdl(),
+    )  # fmt: skip
+
+
 def read_mixed(
     products: Tensor | None,
     x: Tensor,
@@ -69,17 +98,18 @@ def read_mixed(
     """Computes y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm, for i < count[0]; weights[i] = the
     weights of the block's output and the mix, by which `norm_mixed` adds it.
 
-    products float32 [m, streams * (2 + streams)]; x float32 [n, streams * hidden]; rows int32 [m] or None: row i; norm
-    float32 [hidden]; y [m, hidden]; exact float32 [m, hidden], y unrounded; weights float32 [m, streams * (1 +
-    streams)]. Before the head weights is None, and products [m, streams]; or products and mix are None: y is of the
-    streams' mean. eps: added to the mean square under the norm's root."""
+    products float32 [m, streams * (2 + streams)], or `mixed_products`'s sums; x float32 [n, streams * hidden]; rows
+    int32 [m] or None: row i; norm float32 [hidden]; y [m, hidden]; exact float32 [m, hidden], y unrounded; weights
+    float32 [m, streams * (1 + streams)]. Before the head weights is None, and products [m, streams] or sums of these;
+    or products and mix are None: y is of the streams' mean. eps: added to the mean square under the norm's root."""
     assert (products is None) == (mix is None)
     some, hidden = y.codes if y.x is None else y.x, len(norm)
     assert some is not None
     streams, size = x.shape[1] // hidden, next_power_of_2(hidden)
+    blocks = products.shape[1] if products is not None and products.dim() == 3 else 0
     base, scale, *constants = (None, None, 0.0, 0) if mix is None else mix
     read_mixed_kernel(
         (len(some),), products, x, rows, base, scale, norm, count, y.x, y.codes, y.scales, exact, weights,
-        streams, hidden, *constants, eps, size, next_power_of_2(streams), pdl(),
-        num_warps=norm_warps(size), launch_pdl=pdl(),
+        streams, hidden, *constants, eps, size, next_power_of_2(streams), blocks, next_power_of_2(max(1, blocks)),
+        pdl(), num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip

@@ -25,5 +25,10 @@ class MergedLinear:
         return self.first.rows + (0 if self.second is None else self.second.rows)
 
     @property
+    def is_floats(self) -> bool:
+        """Whether it is one matrix of floats, with neither bias nor column order."""
+        return not self.first.quantised and self.second is None and self.bias is None and self.order is None
+
+    @property
     def nbytes(self) -> int:
         return self.first.nbytes + (0 if self.second is None else self.second.nbytes)

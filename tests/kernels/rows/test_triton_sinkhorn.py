@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.streams import sinkhorn
-from moeserve.kernels.streams.sinkhorn_op import MixedBlock, norm_mixed, read_mixed
+from moeserve.kernels.streams.product_sums import product_sums
+from moeserve.kernels.streams.sinkhorn_op import MixedBlock, mixed_products, norm_mixed, read_mixed
 from tests.kernels.rows.triton_rows import EPS, GUARD, check_norm, guarded, normal
 from tests.kernels.weights import nmse
 
@@ -48,6 +51,62 @@ def test_a_block_reads_the_streams_as_specified(streams: int, hidden: int, itera
     added, mixed = sinkhorn.weights(products, streams, mix)
     assert nmse(weights[:LIVE].cpu(), torch.cat([added, mixed.flatten(1)], dim=1)[:LIVE]) < 1e-11
     assert (weights[LIVE:] == GUARD).all()
+
+
+class Sums(NamedTuple):
+    """A matrix, its products with x over the root mean square (float64), and room for their sums."""
+
+    matrix: torch.Tensor
+    products: torch.Tensor
+    room: torch.Tensor
+
+    @classmethod
+    def of(cls, x: torch.Tensor, hidden: int, values: int, dtype: torch.dtype = torch.float32) -> Sums:
+        matrix = normal(values, x.shape[1], seed=8).to(dtype) / x.shape[1] ** 0.5
+        products = norm(x, torch.ones(x.shape[1]), EPS) @ matrix.double().T
+        room = torch.full(product_sums(len(x), hidden, values), GUARD, device=DEVICE)
+        return cls(on_device(matrix), products, room)
+
+
+@each_size
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_summed_over_columns(streams: int, hidden: int, dtype: torch.dtype) -> None:
+    """As by the norm, the product and the block's reading; with a block before it and without."""
+    values = streams * (2 + streams)
+    mix, gain = new_mix(streams, 20, values), normal(hidden, seed=3).abs() + 0.5
+    block = MixedBlock(
+        on_device(normal(ROWS, 1, hidden, seed=5)), None, None, None,
+        on_device(normal(ROWS, streams * (1 + streams), seed=6)),
+    )  # fmt: skip
+    for before in (block, None):
+        x, mixed = on_device(normal(ROWS, streams * hidden)), on_device(normal(ROWS, streams * hidden))
+        if before is not None:
+            norm_mixed(mixed, before, None, streams, counter(LIVE), EPS, None)
+        sums = Sums.of(mixed.cpu(), hidden, values, dtype)
+        mixed_products(x, before, None, streams, counter(LIVE), sums.matrix, sums.room)
+        assert nmse(x.cpu(), mixed.cpu().double()) < 1e-13  # compiled, the two kernels round differently
+        assert torch.equal(x[LIVE:], mixed[LIVE:]), "rows beyond the count changed"
+        assert (sums.room[LIVE:] == GUARD).all()
+        y, weights = guarded(ROWS, hidden), torch.full((ROWS, streams * (1 + streams)), GUARD, device=DEVICE)
+        read_mixed(sums.room, x, None, moved(mix), on_device(gain), EPS, counter(LIVE), y, None, weights)
+        read = sinkhorn.read(sums.products, mixed.cpu().view(ROWS, streams, hidden), mix)
+        check_norm(y, norm(read, gain, EPS)[:LIVE], LIVE)
+        added, mixing = sinkhorn.weights(sums.products, streams, mix)
+        assert nmse(weights[:LIVE].cpu(), torch.cat([added, mixing.flatten(1)], dim=1)[:LIVE]) < 1e-11
+        assert (weights[LIVE:] == GUARD).all()
+
+
+@each_size
+def test_a_head_reads_chosen_rows_by_summed_products(streams: int, hidden: int) -> None:
+    mix, gain, chosen = new_mix(streams, 20, streams), normal(hidden, seed=3).abs() + 0.5, [4, 0, 4]
+    x, y = normal(ROWS, streams * hidden), guarded(3, hidden)
+    sums, found, rows = Sums.of(x[chosen], hidden, streams), on_device(x.clone()), ints(torch.tensor(chosen))
+    mixed_products(found, None, rows, streams, counter(2), sums.matrix, sums.room)
+    read_mixed(sums.room, found, rows, moved(mix), on_device(gain), EPS, counter(2), y, None, None)
+    check_norm(
+        y, norm(sinkhorn.read(sums.products, x[chosen].view(3, streams, hidden), mix), gain, EPS)[:2], 2
+    )
+    assert torch.equal(found.cpu(), x)
 
 
 @each_size

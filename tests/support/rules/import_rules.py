@@ -198,7 +198,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models.latent_expert_buffers": {"moeserve.models.buffers", "moeserve.models.interface"},
     "moeserve.models.layer_input_buffers": {"moeserve.models.buffers", "moeserve.models.interface"},
-    "moeserve.models.residual_buffers": {"moeserve.models.buffers", "moeserve.models.residual"},
+    "moeserve.models.residual_buffers": {
+        "moeserve.kernels.streams.product_sums",
+        "moeserve.models.buffers",
+        "moeserve.models.residual",
+    },
     "moeserve.models.cpu_step_buffers": {
         "moeserve.models.buffers",
         "moeserve.models.column_orders",

@@ -6,15 +6,18 @@ with the weights that the block itself computed when it read the streams.
 
 from __future__ import annotations
 
+from math import prod
+
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.streams import attended_op
 from moeserve.kernels.streams.attended_op import PlacedBlock
 from moeserve.kernels.streams.op import StreamBlock, add_to_streams, mix_streams, norm_streams, scaled_silu
-from moeserve.kernels.streams.sinkhorn_op import MixedBlock, norm_mixed, read_mixed
+from moeserve.kernels.streams.product_sums import PRODUCT_ROWS, product_sums
+from moeserve.kernels.streams.sinkhorn_op import MixedBlock, mixed_products, norm_mixed, read_mixed
 from moeserve.models.blocks.gpu.expert_run import PendingSum
-from moeserve.models.blocks.gpu.linear import DenseWorkspace, multiply, multiply_all
+from moeserve.models.blocks.gpu.linear import DenseWorkspace, multiply, multiply_all, rows_of
 from moeserve.models.blocks.gpu.residual_workspace import (
     AttendedWorkspace,
     GatedStreamsWorkspace,
@@ -118,8 +121,13 @@ def _read_mixed(
     dense: DenseWorkspace,
 ) -> None:
     block = None if pending is None else MixedBlock(*pending, space.weights)
-    norm_mixed(x, block, rows, space.count, count, eps, space.normed)
-    (products,) = multiply_all([w.product], [w.product.rows], space.normed, count, space.products, dense)
-    is_head = w.product.rows == space.count
-    weights = None if is_head else space.weights
+    n, values = rows_of(y), w.product.rows
+    if n <= PRODUCT_ROWS and w.product.is_floats:
+        sums = product_sums(n, x.shape[1] // space.count, values)
+        products = space.products[: prod(sums)].view(sums)
+        mixed_products(x, block, rows, space.count, count, w.product.first.codes[0], products)
+    else:
+        norm_mixed(x, block, rows, space.count, count, eps, space.normed)
+        (products,) = multiply_all([w.product], [values], space.normed, count, space.products, dense)
+    weights = None if values == space.count else space.weights  # the head adds nothing
     read_mixed(products, x, rows, w.mix, w.norm, eps, count, y, exact, weights)

@@ -20,7 +20,8 @@ class SinkhornWorkspace:
     def __init__(self, views: dict[str, Tensor], shape: SinkhornConnections) -> None:
         self.count = shape.count
         self.normed = activations(views, "stream_normed")
-        self.products = views["stream_products"]  # float32 [rows * mix_values]
+        # float32, room for [rows, mix_values] and, for few rows, for `product_sums`
+        self.products = views["stream_products"]
         # float32 [rows, added_values]: of the current block's output, and the mix after it
         self.weights = views["stream_weights"]
 

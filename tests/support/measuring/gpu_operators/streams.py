@@ -18,8 +18,9 @@ from moeserve.kernels.streams.op import (
     norm_streams,
     scaled_silu,
 )
+from moeserve.kernels.streams.product_sums import product_sums
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
-from moeserve.kernels.streams.sinkhorn_op import MixedBlock, norm_mixed, read_mixed
+from moeserve.kernels.streams.sinkhorn_op import MixedBlock, mixed_products, norm_mixed, read_mixed
 from tests.support.measuring.gpu_operators.tensors import Q4, both, empty, i32, weight
 
 STREAMS, HIDDEN, LOW_RANK, PARTS = 4, 2048, 320, 9
@@ -57,9 +58,14 @@ def mixed_streams(n: int, kind: torch.dtype) -> None:
         for normed in (GpuActivations(*both(n, STREAMS * hidden, kind)), None):
             norm_mixed(x, block, None, STREAMS, count, 1e-6, normed)
     norm_mixed(x, None, at, STREAMS, count, 1e-6, GpuActivations(*both(n, STREAMS * hidden, kind)))
+    sums, of_head = empty(*product_sums(n, hidden, values)), empty(*product_sums(n, hidden, STREAMS))
+    mixed_products(x, block, None, STREAMS, count, empty(values, STREAMS * hidden), sums)
+    mixed_products(x, None, at, STREAMS, count, empty(STREAMS, STREAMS * hidden, dtype=kind), of_head)
     mix = SinkhornMix(empty(values), empty(3), 1e-6, 20)
-    read_mixed(empty(n, values), x, None, mix, empty(hidden), 1e-6, count, y, empty(n, hidden), weights)
-    read_mixed(empty(n, STREAMS), x, at, mix, empty(hidden), 1e-6, count, y, None, None)
+    for products in (empty(n, values), sums):
+        read_mixed(products, x, None, mix, empty(hidden), 1e-6, count, y, empty(n, hidden), weights)
+    for products in (empty(n, STREAMS), of_head):
+        read_mixed(products, x, at, mix, empty(hidden), 1e-6, count, y, None, None)
 
 
 def attended_streams(n: int, kind: torch.dtype) -> None:
