@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.linear.integer_pieces import (
     MOST_PIECES,
     PIECE_TOKENS,
@@ -15,8 +14,6 @@ from moeserve.kernels.linear.integer_pieces import (
 )
 from moeserve.kernels.linear.integers import DenseIntegers, IntegerRows
 from moeserve.kernels.planes import dequantize
-from moeserve.models.blocks.gpu.head_product import IntegerHead, head_product
-from moeserve.models.loading.merged_linear import MergedLinear
 from tests.kernels.quantization.plane_tensors import planes_of
 from tests.kernels.triton_device import counter
 from tests.kernels.weights import Type, nmse
@@ -55,18 +52,6 @@ def test_product(kind: Type, n: int, live: int, rows: int, cols: int) -> None:
         dense.multiply(dense.order(x, counter(live)), [matrix], out)
         for i in range(live):
             assert nmse(out[i].double().cpu(), (exact @ x[i].double()).cpu()) < 1e-6
-
-
-@pytest.mark.parametrize(("n", "live"), [(12, 9), (16, 16), (32, 30)])
-def test_head(n: int, live: int) -> None:
-    matrix = planes_of(Type.Q6_K, 1, 32_776, 512)
-    product = head_product(MergedLinear(matrix), n, torch.bfloat16, torch.device("cuda"))
-    assert isinstance(product, IntegerHead)
-    x = torch.randn(n, 512, generator=torch.Generator().manual_seed(n)).bfloat16().cuda()
-    logits = torch.full((n, matrix.rows), torch.nan, device="cuda")
-    product(MergedLinear(matrix), GpuActivations(x, None, None), counter(live), logits)
-    exact = x[:live].double() @ dequantize(matrix).double().view(matrix.rows, 512).T
-    assert nmse(logits[:live].double().cpu(), exact.cpu()) < 1e-6
 
 
 @pytest.mark.parametrize(("n", "live"), [(4, 4), (8, 5), (16, 16)])

@@ -335,11 +335,11 @@ class GpuDecoder:
                 x, None, None, None, None, rows, count, norm_weight(norm), self.shape.rms_eps, y.x, y.codes, y.scales,
                 centered=self.shape.centers_norms,
             )  # fmt: skip
-        product = self._head_products[len(rows)]
-        if product is None:
+        by_quads = self._head_products[len(rows)]
+        if by_quads is None:
             multiply(output, head.final, count, head.logits)
         else:
-            product(output, head.final, count, head.logits)
+            by_quads(output, head.final, count, head.logits)
         if self.shape.logit_softcap:
             softcap(head.logits, self.shape.logit_softcap)
         return head.logits

@@ -43,7 +43,7 @@ from moeserve.kernels.next_token.op import (
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.gpu.chain_inputs import ALIGN, ChainInputs
-from moeserve.models.blocks.gpu.head_product import GpuHead, HeadProduct, IntegerHead
+from moeserve.models.blocks.gpu.head_product import GpuHead, HeadProduct
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, make_workspaces
 from moeserve.models.head_shortlist import most_panels
@@ -61,7 +61,7 @@ from moeserve.models.step_buffers import (
 
 # Launches the model's residual, complete, through this norm: (norm, count, output, rows).
 AddAndNorm = Callable[[GpuInput, Tensor, GpuActivations, Tensor], None]
-Heads = Mapping[int, tuple[GpuHead, HeadProduct | IntegerHead | None]]  # by rows
+Heads = Mapping[int, tuple[GpuHead, HeadProduct | None]]  # by rows
 
 
 @dataclass(frozen=True, slots=True)

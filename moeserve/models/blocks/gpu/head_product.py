@@ -1,7 +1,7 @@
-"""The head's buffers, and its product for 9 rows and more.
+"""The head's buffers, and its product for 17 rows and more.
 
-Up to 32 rows, weights of Q6_K are integers in float16. Else the product uses, from 17 rows on, the kernels of
-kernels/experts/quads.py, with the head as one expert that all rows go to: they unpack a weight once for up to 256 rows.
+The product uses the kernels of kernels/experts/quads.py, with the head as one expert that all rows go to: they unpack a
+weight once for up to 256 rows.
 """
 
 from __future__ import annotations
@@ -11,15 +11,7 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down, takes_quads
-from moeserve.kernels.linear.integers import (
-    IntegerRows,
-    IntegerTile,
-    has_integers,
-    has_six_bits,
-    integer_order,
-    launch,
-)
-from moeserve.kernels.linear.op import MANY_ROWS, int8_tokens
+from moeserve.kernels.linear.op import int8_tokens
 from moeserve.kernels.linear.operands import RouteBlocks
 from moeserve.models.blocks.gpu.arena_views import views_of
 from moeserve.models.blocks.gpu.residual_workspace import StreamsWorkspace, streams_workspace
@@ -29,8 +21,7 @@ from moeserve.models.loading.gpu_weights import plane_tensors
 from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.step_buffers import head_stream_buffers
 
-LEAST_ROWS = 17  # of quads: linear's tiles are as fast for 16 rows (docs/results/gpu-kernels.md)
-INTEGER_ROWS = range(9, 33)  # in which integers are the fastest
+LEAST_ROWS = 17  # linear's tiles are as fast for 16 rows (docs/results/gpu-kernels.md)
 
 
 def quad_tile(rows: int) -> tuple[int, QuadTile]:
@@ -63,32 +54,6 @@ class GpuHead:
             self.streams = streams_workspace(views, shape.streams)
 
 
-def routes_of(rows: int, block: int, device: torch.device) -> RouteBlocks:
-    """Returns all rows as routes to one expert, in blocks of `block`."""
-    routes = torch.arange(-(-rows // block) * block, dtype=torch.int32, device=device).view(-1, block)
-    routes[routes >= rows] = -1
-    return RouteBlocks(torch.zeros(len(routes), dtype=torch.int32, device=device), routes)
-
-
-class IntegerHead:
-    """The head's product for up to `rows` rows (9 to 32) with weights as integers; owns the buffer of its input."""
-
-    def __init__(self, rows: int, hidden: int, device: torch.device) -> None:
-        is_wide = rows > 16
-        self._routing = routes_of(rows, 32 if is_wide else 16, device)
-        self._tile = IntegerTile(1, 1, 3) if is_wide else IntegerTile(1, 2, 2)  # the fastest measured
-        x, sums = (torch.empty(rows, n, dtype=torch.float16, device=device) for n in (hidden, hidden // 16))
-        self._ordered = IntegerRows(x, sums, torch.empty(rows, device=device))
-
-    def __call__(self, weights: MergedLinear, x: GpuActivations, count: Tensor, logits: Tensor) -> None:
-        """Launches logits[i] = W x[i] for i < count[0]. x: [rows, hidden] floats. logits: float32 [rows, vocab]."""
-        assert x.x is not None
-        integer_order(x.x, count, self._ordered)
-        launch(
-            self._ordered, weights.first, None, self._routing, logits, tile=self._tile, stride=logits.shape[1]
-        )
-
-
 class HeadProduct:
     """The head's product for up to `rows` rows; owns the buffer that holds its input in quad order."""
 
@@ -100,7 +65,9 @@ class HeadProduct:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         block, self._tile = quad_tile(rows)
-        self._routing = routes_of(rows, block, device)
+        routes = torch.arange(-(-rows // block) * block, dtype=torch.int32, device=device).view(-1, block)
+        routes[routes >= rows] = -1
+        self._routing = RouteBlocks(torch.zeros(len(routes), dtype=torch.int32, device=device), routes)
         self._ordered = torch.empty(rows, hidden, dtype=dtype, device=device)
 
     def __call__(self, weights: MergedLinear, x: GpuActivations, count: Tensor, logits: Tensor) -> None:
@@ -117,18 +84,11 @@ class HeadProduct:
 
 def head_product(
     weights: MergedLinear | None, rows: int, floats: torch.dtype, device: torch.device
-) -> HeadProduct | IntegerHead | None:
-    """Returns the head's product with integers or in quad order; None if `multiply` is to compute it. floats: dtype
-    that the tensor cores multiply."""
-    if weights is None or weights.second is not None or weights.bias is not None or floats != torch.bfloat16:
+) -> HeadProduct | None:
+    """Returns the quad-order product for the head; None if `multiply` is to compute it. floats: dtype that the
+    tensor cores multiply."""
+    if weights is None or weights.second is not None or weights.bias is not None:
         return None
-    if (
-        rows in INTEGER_ROWS
-        and weights.rows > MANY_ROWS
-        and has_integers(weights.first)
-        and has_six_bits(weights.first)
-    ):
-        return IntegerHead(rows, weights.first.cols, device)
-    if rows < LEAST_ROWS or not takes_quads(weights.first):
+    if rows < LEAST_ROWS or floats != torch.bfloat16 or not takes_quads(weights.first):
         return None
     return HeadProduct(rows, weights.first.cols, device)
