@@ -13,8 +13,8 @@
 
 namespace moeserve {
 
-struct
-    RowPart {  // rows that follow those of the part before; row i is at `at` + i * factor % modulus * stride
+// Rows that follow those of the part before; row i is at `at` + i * factor % modulus * stride.
+struct RowPart {
   const uint8_t* at;
   int64_t rows, stride, factor, modulus;
 };
@@ -33,8 +33,8 @@ struct NgramHeads {  // as in hashing.py
 struct RowForm {
   int type;             // GGUF's number
   int64_t cols, bytes;  // of a row as `take` returns it
-  int64_t
-      scaled_block;  // 8-bit floats: columns that share a copy of `scale`, which is stored before them; else 0
+  // 8-bit floats: columns that share a copy of `scale`, which is stored before them; else 0.
+  int64_t scaled_block;
   float scale;
 };
 
